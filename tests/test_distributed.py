@@ -564,7 +564,9 @@ def test_the_command_says_which_part_is_on_which_gpu(tmp_path: Path):
     shared = ["simulate", str(ENCODER), "--cluster", BOTH, "--dp", "16", "--format", "chakra"]
     shared += ["--dims", "batch=64,seq=64", "-o", str(tmp_path / "traces")]
     refused = CliRunner().invoke(main, shared)
-    assert refused.exit_code == 2 and "a trace is of ranks that have the same GPU" in refused.output
+    assert (
+        refused.exit_code == 2 and "all ranks in a trace must have the same GPU" in refused.output
+    )
     rest = [str(ENCODER), "--cluster", BOTH, "--dims", "batch=64,seq=64"]
     refused = CliRunner().invoke(main, ["analyze", *rest])
     assert refused.exit_code == 2 and "several kinds of GPU" in refused.output

@@ -46,13 +46,13 @@ def verdict(c: Crossing) -> str:
     if found.value is None:
         last = max(found.tried)
         limit = (
-            f"the model does not take {found.refused:,}"
+            f"the model does not accept {found.refused:,}"
             if found.refused is not None
-            else f"no more than {c.most:,} was tried"
+            else f"larger values than {c.most:,} were not tried"
         )
         return f"host-bound even at {last:,}; {limit}"
     if held_up is None:
-        return f"not host-bound at {found.value:,}, the least that was tried"
+        return f"not host-bound at {found.value:,}, the smallest value that was tried"
     run = found.tried[held_up]
     share = percent(run.gaps_s, run.time_s)
     return (

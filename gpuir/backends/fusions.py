@@ -30,7 +30,7 @@ def fusions_text(fused: Summary, unfused: Summary, layout: Layout) -> str:
         page.wrapped(label, f"{before} op by op, {after} fused")
     page.line()
     if not groups:
-        page.line("No launch stands for several.")
+        page.line("Every launch runs one model node, so fusing saves nothing.")
         return page.text()
     columns = [
         *((title, True) for title in ("saved", "share", "bytes", "runs", "launches", "fused")),
@@ -47,9 +47,9 @@ def fusions_text(fused: Summary, unfused: Summary, layout: Layout) -> str:
     page.line()
     page.wrapped(
         "",
-        "saved: time on the device; bytes: of operands and results that kernels do not read and "
-        "write any more; launches: of the model's nodes one by one; fused, of: what the kernel "
-        "takes, and what they took.",
+        "saved: time on the device; bytes: operands and results that kernels no longer read and "
+        "write; launches: of the model nodes, one by one; fused: time of the kernel; of: time of "
+        "the launches that it replaces.",
         0,
     )
     return page.text()

@@ -47,7 +47,7 @@ class Planned:
 def forms(name: str) -> None:
     """UsageError for a form that there is not."""
     if name not in FORMS:
-        raise UsageError(f"no form of a plan is called {name!r}", fix=nearest(name, FORMS))
+        raise UsageError(f"no format of a plan has the name {name!r}", fix=nearest(name, FORMS))
 
 
 def text_of(planned: Planned, form: str, best: int, layout: Layout) -> str:
@@ -98,7 +98,7 @@ def svg(planned: Planned) -> str:
     if gpu is None or others:
         found = "no GPU is divided" if gpu is None else f"{1 + len(others)} GPUs are divided"
         raise UsageError(
-            "a picture is of one GPU that is divided", found=found, fix="--format table"
+            "a picture shows one GPU that is divided", found=found, fix="--format table"
         )
     title = f"{gpu.gpu}: {gpu.geometry}"
     return drawing(mig_of(load_target(gpu.gpu)), gpu.layout, labels(planned, gpu), title)

@@ -25,7 +25,7 @@ def parquet(module: str = "pyarrow.parquet") -> Any:
         return import_module(module)
     except ImportError as error:
         raise UsageError(
-            "pyarrow is not installed: a design space is written as Parquet",
+            "pyarrow, which writes a design space as Parquet, is not installed",
             fix="pip install 'gpuir[sweep]'",
         ) from error
 
@@ -61,8 +61,8 @@ def counts_of(path: Path) -> dict[str, int]:
         return json.loads(library.read_metadata(path).metadata[COUNTS])
     except (KeyError, TypeError, OSError, ValueError) as error:  # pyarrow's own is a ValueError
         raise UsageError(
-            "this is no part of a design space",
+            "the file is not a part of a design space",
             where=str(path),
             found=str(error)[:200],
-            fix="delete the file, and run the sweep again: it is computed anew",
+            fix="delete the file and run the sweep again: gpuir computes it again",
         ) from error

@@ -24,7 +24,7 @@ FORMS = ("table", "json", *PLAN_FORMATS)
 def forms(name: str) -> None:
     """UsageError for a form that there is not."""
     if name not in FORMS:
-        raise UsageError(f"no form of a plan is called {name!r}", fix=nearest(name, FORMS))
+        raise UsageError(f"no format of a plan has the name {name!r}", fix=nearest(name, FORMS))
 
 
 def best_of(found: Found) -> Tried:
@@ -32,11 +32,13 @@ def best_of(found: Found) -> Tried:
     if not found.best:
         why = "; ".join(f"{count} plans: {text}" for text, count in found.reasons[:3])
         full = any(text.startswith("memory") for text, _ in found.reasons)
-        fix = "more GPUs, GPUs with more memory, --recompute, smaller --microbatch, or --cp"
+        fix = "use more GPUs, GPUs with more memory, --recompute, a smaller --microbatch, or --cp"
         raise UsageError(
-            "no plan fits" if full else "the model cannot be cut by any plan",
+            "no plan fits" if full else "no plan can split the model",
             found=why,
-            fix=fix if full else "other degrees, or none: what divides the GPUs is tried then",
+            fix=fix
+            if full
+            else "give other degrees, or none: gpuir then tries all that divide the GPUs",
         )
     return found.best[0]
 

@@ -41,8 +41,9 @@ def roofline(summaries: Sequence[Summary], layout: Layout) -> bytes:
     form = PurePath(layout.file).suffix.lower().removeprefix(".")
     if form not in FORMS:
         raise UsageError(
-            "format 'roofline' is a picture, and its file's name says of which form",
-            expected=f"a name that ends in .{', .'.join(FORMS)}",
+            "format 'roofline' is a picture, so its file needs a name with "
+            "the extension of a picture",
+            expected=f"a file name that ends in .{', .'.join(FORMS)}",
             found=layout.file or "no file",
             fix="-o roofline.png",
         )
@@ -50,7 +51,7 @@ def roofline(summaries: Sequence[Summary], layout: Layout) -> bytes:
         raise UsageError(
             f"a roofline shows at most {most} runs",
             found=f"{len(summaries)}",
-            fix="fewer targets or profiles; `--format html` shows one at a time",
+            fix="use fewer targets or profiles; `--format html` shows one at a time",
         )
     return picture(form, (7.5, 5.0), lambda figure: _draw(figure.add_subplot(), summaries))
 

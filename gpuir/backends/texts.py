@@ -25,8 +25,8 @@ def only(summaries: Sequence[Summary], format: str) -> Summary:
     """The one run that a format holds; UsageError where there are several."""
     if len(summaries) > 1:
         raise UsageError(
-            f"format {format!r} holds one target under one profile",
+            f"the format {format!r} can hold only one target under one profile",
             found=", ".join(f"{s.device.name} under {s.profile.name}" for s in summaries),
-            fix="give one --target and --profile, or use the formats table, json or csv",
+            fix="give one --target and one --profile, or use the formats table, json or csv",
         )
     return summaries[0]

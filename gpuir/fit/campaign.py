@@ -53,25 +53,25 @@ def read_plan(path: Path) -> tuple[Problem, ...]:
     raw = read_toml(path, "the plan", fix="check the path")
     seed = raw.pop("seed", 0)
     if not isinstance(seed, int) or isinstance(seed, bool) or seed < 0:
-        _refuse(path, "seed is not a whole number", found=repr(seed))
+        _refuse(path, "seed must be a whole number", found=repr(seed))
     for name in raw:
         if name not in TABLES:
-            _refuse(path, f"no such entry: {name}", fix=nearest(name, ("seed", *TABLES)))
+            _refuse(path, f"no entry has the name {name}", fix=nearest(name, ("seed", *TABLES)))
     problems: dict[Problem, None] = {}
     draw = np.random.default_rng(seed)
     for table in TABLES:
         entries = raw.get(table, [])
         if not _is_list(entries, dict):
-            _refuse(path, f"{table} is no list of tables", fix=f"write [[{table}]]")
+            _refuse(path, f"{table} must be a list of tables", fix=f"write [[{table}]]")
         for i, entry in enumerate(entries):
             where = f"{path}:{table}[{i}]"
             for problem in _problems(table, {**entry}, where, draw):
                 problems[problem] = None
             if len(problems) > MOST_PROBLEMS:
                 most = f"more than {MOST_PROBLEMS:,} rows"
-                _refuse(where, most, fix="fewer extents, or draw some")
+                _refuse(where, most, fix="use fewer extents, or draw some")
     if not problems:
-        _refuse(path, "the plan is empty", fix="add a [[grid]], [[rows]] or [[draw]]")
+        _refuse(path, "the plan has no rows", fix="add a [[grid]], [[rows]] or [[draw]]")
     return tuple(problems)
 
 
@@ -86,11 +86,11 @@ def _problems(
         if op not in BENCHMARKS:
             _refuse(where, f"no such operator: {op}", fix=nearest(op, BENCHMARKS))
         if not _is_list(dtypes, str) or not dtypes:
-            _refuse(where, "dtypes is no list of names", fix='write dtypes = ["f32", "f16"]')
+            _refuse(where, "dtypes must be a list of names", fix='write dtypes = ["f32", "f16"]')
         for dtype in dtypes:
             if dtype not in BENCHMARKS[op].dtypes:
                 known = BENCHMARKS[op].dtypes
-                _refuse(where, f"{op} is not measured in {dtype}", fix=nearest(dtype, known))
+                _refuse(where, f"{op} cannot be measured in {dtype}", fix=nearest(dtype, known))
         columns = BENCHMARKS[op].columns
         for dtype, shape in product(dtypes, _SHAPES[table](dict(entry), columns, where, draw)):
             yield Problem(op, dtype, tuple((c, shape[c]) for c in columns))
@@ -116,7 +116,7 @@ def _listed(
     shapes: list[dict[str, int]] = []
     for row in rows:
         if len(row) != len(named):
-            _refuse(where, f"a row is not {len(named)} numbers", found=str(row))
+            _refuse(where, f"a row must have {len(named)} numbers", found=str(row))
         values = (_extents(v, c, where)[0] for v, c in zip(row, named))
         shapes.append(constant | dict(zip(named, values, strict=True)))
     return shapes
@@ -127,7 +127,7 @@ def _drawn(
 ) -> list[dict[str, int]]:
     count = entry.pop("count", None)
     if type(count) is not int or not 0 < count <= MOST_PROBLEMS:
-        _refuse(where, "count is no number of rows", found=repr(count), fix="write count = 100")
+        _refuse(where, "count must be a number of rows", found=repr(count), fix="write count = 100")
     _check_columns(entry, columns, where)
     spans: dict[str, tuple[int, int, int]] = {c: _span(entry[c], c, where) for c in columns}
     shapes: list[dict[str, int]] = []
@@ -146,7 +146,7 @@ _SHAPES = {"grid": _grid, "rows": _listed, "draw": _drawn}
 def _check_columns(entry: Mapping[str, Any], columns: tuple[str, ...], where: str) -> None:
     for name in entry:
         if name not in columns:
-            _refuse(where, f"no such extent: {name}", fix=nearest(name, columns))
+            _refuse(where, f"no extent has the name {name}", fix=nearest(name, columns))
     if missing := [c for c in columns if c not in entry]:
         _refuse(where, f"{', '.join(missing)} missing", fix=f"extents are {', '.join(columns)}")
 
@@ -154,7 +154,9 @@ def _check_columns(entry: Mapping[str, Any], columns: tuple[str, ...], where: st
 def _extents(value: Any, name: str, where: str) -> list[int]:
     values: list[Any] = value if _is_list(value, int) else [value]
     if not values or not all(type(v) is int and 0 < v < MOST_EXTENT for v in values):
-        _refuse(where, f"{name} is no positive whole number, or list of them", found=str(values))
+        _refuse(
+            where, f"{name} must be a positive whole number, or a list of them", found=str(values)
+        )
     return values
 
 
@@ -171,7 +173,7 @@ def _span(value: Any, name: str, where: str) -> tuple[int, int, int]:
         "step",
     }:
         fix = f"write {name} = {{ from = 1, to = 8192, step = 8 }}"
-        _refuse(where, f"{name} is no span", found=str(ends or ""), fix=fix)
+        _refuse(where, f"{name} is not a valid range", found=str(ends or ""), fix=fix)
     low, high, step = cast(list[int], numbers)
     if low > high:
         _refuse(where, f"{name} runs from {low} down to {high}", fix="swap them")

@@ -86,10 +86,10 @@ def _check_alive(machine: Machine, problem: Problem, error: Exception) -> None:
             machine.torch.cuda.synchronize()
         except RuntimeError as dead:
             raise UsageError(
-                "the GPU has stopped answering",
+                "the GPU no longer answers",
                 where=str(problem),
                 found=" ".join(str(error).split())[:160],
-                fix="run again: rows already measured are kept, this one is tried anew",
+                fix="run again: gpuir keeps the rows that were measured, and tries this row again",
             ) from dead
 
 
@@ -148,8 +148,8 @@ def as_parquet(journal: Path, path: Path) -> None:
         parquet: Any = import_module("pyarrow.parquet")
     except ImportError as error:
         raise UsageError(
-            "parquet files are written by pyarrow, which is not installed",
-            found=f"the rows are in {journal}",
+            "pyarrow, which writes parquet files, is not installed",
+            found=f"the rows are saved in {journal}",
             fix="pip install 'gpuir[eval]', and run again",
         ) from error
     out = BytesIO()
@@ -191,10 +191,10 @@ def _lock(stream: BinaryIO, path: Path) -> None:
         holder = _holder(os.fstat(stream.fileno()).st_ino)
         stream.close()
         raise UsageError(
-            "another process measures into this table",
+            "another process writes measurements into this table",
             where=str(path),
             found=f"process {holder}" if holder else "",
-            fix="wait for it to end, or name another file",
+            fix="wait until it ends, or use another file",
         ) from None
     except (ImportError, OSError):
         return
@@ -225,11 +225,11 @@ def _header(path: Path, left: Iterable[Problem] = ()) -> tuple[str, ...]:
     columns = tuple(next(csv.reader(lines), HEADER))
     if not {*HEADER} - {*COLUMNS} <= {*columns} <= {*HEADER}:
         raise UsageError(
-            "the file is no table of collected measurements",
+            "the file is not a table of collected measurements",
             where=str(path),
             expected=",".join(HEADER),
             found=lines[0][:160],
-            fix="name another file to write",
+            fix="use another file for the output",
         )
     missing = {c: problem for problem in left for c in problem.shape if c not in columns}
     if missing:
@@ -237,7 +237,7 @@ def _header(path: Path, left: Iterable[Problem] = ()) -> tuple[str, ...]:
             f"the table has no column for {', '.join(missing)}",
             where=str(path),
             expected=str(next(iter(missing.values()))),
-            fix="name another file to write: `gpuir eval kernels` reads both",
+            fix="use another file for the output: `gpuir eval kernels` reads both",
         )
     return columns
 
@@ -332,7 +332,7 @@ def _prepared(columns: Columns) -> Columns:
 def _works(s: Shapes) -> tuple[Any, ...]:
     op, dtype = s.words["op"], s.words["dtype"]
     if op not in BENCHMARKS or dtype not in BENCHMARKS[op].dtypes:
-        raise Unmodelled(f"operator {op} in {dtype} is none we know")
+        raise Unmodelled(f"the operator {op} in {dtype} is unknown")
     return works_of(op, dtype, s.extents)
 
 

@@ -125,7 +125,7 @@ def read(path: str | Path) -> Table:
     missing = [name for name in COLUMNS if name not in file.names]
     if missing:
         raise UsageError(
-            "not a table of collectives",
+            "the file is not a table of collectives",
             where=str(path),
             expected=f"the columns {', '.join(COLUMNS)}",
             found=f"no {', '.join(missing)}",
@@ -141,7 +141,7 @@ def read(path: str | Path) -> Table:
     good &= (near >= 1) & np.isfinite(numbers["latency_us"])
     skipped: dict[str, int] = {}
     if not good.all():
-        skipped["no time, size, or group of two"] = int((~good).sum())
+        skipped["no time, no size, or fewer than two ranks"] = int((~good).sum())
     world = np.nan_to_num(numbers["world_size"]).astype(int)
     codes = np.stack([*(w.codes for w in words), version.codes, source.codes, world, near], axis=1)
     kinds, which = np.unique(codes.astype(np.int64), axis=0, return_inverse=True)
@@ -175,14 +175,14 @@ def _series(
     system: str, library: str, mode: str, op: str, dtype: str, release: str, ranks: int, near: int
 ) -> Series:
     if library not in LIBRARIES:
-        raise UsageError(f"library {library}: not modelled")
+        raise UsageError(f"the library {library} is not modelled")
     if op not in OPS:
-        raise UsageError(f"collective {op}: not modelled")
+        raise UsageError(f"the collective {op} is not modelled")
     near = ranks if system in RACKS else min(near, ranks)
     cluster = cluster_of(system, ranks, near)
     kind, bits = OPS[op], 8 if dtype in EIGHT else 16
     if near > cluster.node_gpus:
-        raise UsageError(f"{system}: {near} GPUs in a node of {cluster.node_gpus}")
+        raise UsageError(f"{system}: {near} GPUs in a node that has {cluster.node_gpus}")
     group = flat_group(kind, ranks, near, cluster)
     if bits <= NOT_IN_SWITCH:
         group = replace(group, reduces=0.0)

@@ -121,7 +121,7 @@ class TableFile:
                     where=str(self.path),
                     expected=f"csv of at most {LARGEST_TEXT >> 20} MiB",
                     found=f"{self.path.stat().st_size >> 20} MiB",
-                    fix="save it as parquet, or a part of it",
+                    fix="save it as parquet, or save a part of it",
                 )
             with self.path.open(encoding="utf-8-sig", newline="") as stream:
                 header = next(csv.reader(stream), None) or []
@@ -133,7 +133,7 @@ class TableFile:
         with self._guarded():
             if twice := [n for n in chosen if self.names.count(n) > 1]:
                 raise UsageError(
-                    "a column is there twice", where=str(self.path), found=", ".join(twice)
+                    "a column name occurs twice", where=str(self.path), found=", ".join(twice)
                 )
             if self._is_parquet:
                 return _from_parquet(self.path, chosen)
@@ -174,7 +174,7 @@ def _parquet() -> Any:
         return import_module("pyarrow.parquet")
     except ImportError as error:
         raise UsageError(
-            "parquet files are read by pyarrow, which is not installed",
+            "pyarrow, which reads parquet files, is not installed",
             fix="pip install 'gpuir[eval]'\nor save the table as csv",
         ) from error
 

@@ -36,13 +36,16 @@ def measured_host(name: str, budget_s: float) -> HostMachine:
     where = f"on {torch.cuda.get_device_name()}" if on_gpu else "on the CPU, without a GPU"
     reference_s = ON_GPU_S if on_gpu else ON_CPU_S
     how = (
-        f"measured by gpuir calibrate --host {where}, torch {torch.__version__}: a subtraction of "
-        f"{CELLS} cells takes {seconds * 1e6:.3g} us, the reference {reference_s * 1e6:.3g}"
+        f"measured by gpuir calibrate --host {where}, torch "
+        f"{torch.__version__}: a subtraction of {CELLS} elements takes "
+        f"{seconds * 1e6:.3g} us, and {reference_s * 1e6:.3g} us on the "
+        "reference"
     )
     off = (
         "assumed: rounds of the same measurement differ by a tenth at most"
         if on_gpu
-        else "assumed: without a GPU the driver's calls, a third of an op, are not in it"
+        else "assumed: measured without a GPU, so calls of the driver (a "
+        "third of an op) are not included"
     )
     processor = cpu_name()
     return HostMachine(

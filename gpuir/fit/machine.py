@@ -32,7 +32,7 @@ def torch_here() -> Any:
         return import_module("torch")
     except ImportError as error:
         raise UsageError(
-            "measuring runs torch, which is not installed", fix="pip install 'gpuir[torch]'"
+            "torch, which runs the measurements, is not installed", fix="pip install 'gpuir[torch]'"
         ) from error
 
 
@@ -54,9 +54,9 @@ class Machine:
             return Machine(torch, "cpu", HostWatch(int(torch.get_num_threads())), facts)
         if not torch.cuda.is_available():
             raise UsageError(
-                "no GPU is to be seen",
+                "torch finds no GPU",
                 expected=f"{target.title or target.name}",
-                found=f"torch {torch.__version__} without a device",
+                found=f"torch {torch.__version__} without a GPU",
                 fix="install a torch build for your GPU and check its driver,"
                 "\nor give measurements: --table FILE, or a CPU: --target cpu",
             )
@@ -116,9 +116,9 @@ def gpu_name() -> str:
     torch = torch_here()
     if not torch.cuda.is_available():
         raise UsageError(
-            "no GPU is to be seen",
-            found=f"torch {torch.__version__} without a device",
-            fix="name what to measure: --target cpu",
+            "torch finds no GPU",
+            found=f"torch {torch.__version__} without a GPU",
+            fix="give the device to measure: --target cpu",
         )
     return str(torch.cuda.get_device_name())
 

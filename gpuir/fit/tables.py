@@ -66,11 +66,11 @@ def recognise(opened: TableFile, readers: Readers = READERS) -> Reader | Other:
     of_kernels = [r for r in readers if isinstance(r, Reader)]
     near = min(of_kernels, key=lambda r: len({*r.known_by} - names))
     raise UsageError(
-        "no table of measurements that we know",
+        "the columns are not those of a table that gpuir can read",
         where=str(opened.path),
         expected=f"the columns of {near.name}: {', '.join(near.known_by)}",
         found=", ".join(opened.names[:30]) or "no columns",
-        fix="docs/guide/eval.md has the columns; a checkout of the repository reads more tables",
+        fix="docs/guide/eval.md lists the columns; a checkout of the repository reads more tables",
     )
 
 
@@ -120,7 +120,7 @@ def _batches(columns: Columns, reader: Reader, skipped: Counter[str]) -> Iterato
         )
         whole = _whole(works, len(first))[which]
         if not whole.all():
-            skipped["of its numbers no kernel can be made"] += int((~whole).sum())
+            skipped["gpuir cannot make a kernel of its numbers"] += int((~whole).sum())
             batch = batch.take(whole).alone()
         if len(batch):
             yield batch

@@ -141,7 +141,9 @@ def whole_waves(case: Situation) -> Iterator[Change]:
 
 
 def _batch(name: str, size: int, aim: str, why: str = "") -> Change:
-    costs = f"{why}a run takes longer, and more memory; {size:,} items have to be there"
+    costs = (
+        f"{why}a run takes longer and needs more memory; {size:,} items must be waiting at a time"
+    )
     return Change(
         kind="batch",
         what=f"{name} {size:,}",
@@ -160,7 +162,7 @@ def fewer_bits(case: Situation) -> Iterator[Change]:
         return
     if case.trains:
         scaled = ", and the loss is scaled" if dtype == "f16" else ""
-        costs = f"mixed precision: weights stay f32{scaled}; watch the loss"
+        costs = f"mixed precision: weights stay in f32{scaled}; watch the loss"
         if case.setup.options.get("autocast") in (None, "bf16" if dtype == "f16" else None):
             yield Change(
                 "precision",
@@ -171,7 +173,10 @@ def fewer_bits(case: Situation) -> Iterator[Change]:
         return
     costs = "check accuracy; half the memory for weights"
     if not _has_products(case, f32):
-        costs = "check accuracy, since f16 holds no number above 65,504; the GPU has no bf16 units"
+        costs = (
+            "check accuracy, because f16 cannot hold numbers above 65,504; "
+            "the GPU has no bf16 units"
+        )
     what = f"numbers in {dtype}"
     if case.source == "config":
         yield Change("precision", what, costs, lambda s: s.with_option("dtype", dtype))
@@ -183,7 +188,7 @@ def fewer_bits(case: Situation) -> Iterator[Change]:
 def tf32(case: Situation) -> Iterator[Change]:
     """f32 products on the matrix units."""
     if "tf32" in case.target.flops_per_s.tensor and _has_products(case, f32):
-        costs = "10 bits of mantissa in products; torch.set_float32_matmul_precision('high')"
+        costs = "products keep 10 bits of mantissa; torch.set_float32_matmul_precision('high')"
         yield Change("precision", "TF32", costs, lambda s: replace(s, tf32=True))
 
 
@@ -220,8 +225,8 @@ def round_dimensions(case: Situation) -> Iterator[Change]:
         for new in dict.fromkeys(-(-old // step) * step for step in ALIGNED):
             yield Change(
                 "padding",
-                f"{old:,} made {new:,}, wherever a dimension has it",
-                f"{new - old} rows of zeros in weights; ignore them in the output",
+                f"change {old:,} to {new:,} wherever a dimension has this size",
+                f"the weights get {new - old} rows of zeros; ignore these rows in the output",
                 _extended(old, new),
                 aim=str(old),
             )
@@ -234,7 +239,7 @@ def _extended(old: int, new: int) -> Callable[[Setup], Setup]:
 def fused_attention(case: Situation) -> Iterator[Change]:
     """One kernel in place of products and a softmax."""
     spelt = any(isinstance(n.op, t.Softmax) for n in case.graph.walk())
-    costs = "no scores in memory; an attention mask must be one the kernel takes"
+    costs = "the scores stay out of memory; the kernel must support the attention mask"
     if case.source == "config" and case.setup.options.get("attention") == "eager":
         yield Change(
             "attention", "fused attention", costs, lambda s: s.with_option("attention", "sdpa")

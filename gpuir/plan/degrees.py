@@ -35,7 +35,7 @@ def left_out(model: Model, degrees: Degrees) -> Iterator[str]:
     for name in RANKS:
         for n in degrees.get(name, ()):
             if model.gpus % n:
-                yield f"--{name} {n} does not divide {model.gpus:,} GPUs: not tried"
+                yield f"--{name} {n} does not divide {model.gpus:,} GPUs, so it was not tried"
 
 
 def _cannot(g: Graph, ranks: int, by: By) -> UsageError | None:
@@ -68,14 +68,15 @@ def _nothing(model: Model, degrees: Degrees) -> UsageError:
     least = _least_batch(model, degrees)
     if least is None:
         return UsageError(
-            "no plan uses all GPUs",
-            expected=f"degrees whose product is {model.gpus:,}",
+            "no combination of degrees uses all GPUs",
+            expected=f"degrees with the product {model.gpus:,}",
             found=f"{gpus}, {named}",
             fix=" or ".join(fixes[:3]) or "fewer limits",
         )
     return UsageError(
-        f"a batch of {model.batch:,} cannot be cut so",
-        expected=f"a multiple of dp x ep x the sequences of a rank at a time: of {least:,}, say",
+        f"a batch of {model.batch:,} cannot be split like this",
+        expected="a multiple of dp x ep x the microbatch of a rank, for example a "
+        f"multiple of {least:,}",
         found=f"{gpus}, {named}" if named else gpus,
         fix=" or ".join((f"--dims batch={least * max(1, -(-model.batch // least))}", *fixes[:3])),
     )

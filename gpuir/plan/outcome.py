@@ -50,7 +50,7 @@ def outcome(graph: Graph, target: Target, items: int = 1) -> Outcome:
             f"nothing runs under {run.profile.name}",
             where=graph.name,
             expected="a model that launches a kernel",
-            fix="`gpuir analyze` says what became of its nodes",
+            fix="run `gpuir analyze` to see what happened to the nodes of the model",
         )
     return Outcome(
         graph=graph, target=target, timeline=run, memory=memory(graph, target), items=items

@@ -284,7 +284,7 @@ def search(
 
 
 def _too_full(choice: Choice, model: Model, known: Sequence[Tried]) -> Tried:
-    why = "memory: activations, as plans alike have them"
+    why = "memory: activations, as similar plans showed"
     return Tried(choice, least_s(choice, model, known), least_bytes(choice, model, known), why)
 
 
@@ -301,7 +301,7 @@ def _tried(choice: Choice, simulate: Callable[[Choice], Step]) -> Tried:
     try:
         step = simulate(choice)
     except GpuirError as error:
-        return Tried(choice, inf, 0, f"cannot be cut: {str(error).splitlines()[0]}")
+        return Tried(choice, inf, 0, f"cannot be split: {str(error).splitlines()[0]}")
     full = step.fullest
     return Tried(
         choice,
@@ -354,9 +354,9 @@ def read_lines(text: str, where: str, first: int = 1) -> dict[str, Tried]:
                 raise ValueError
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise UsageError(
-                "not a line of an earlier search",
+                "the line does not come from an earlier search",
                 where=f"{where}:{number}",
                 found=line[:60],
-                fix="delete this line, or name another file",
+                fix="delete this line, or use another file",
             ) from error
     return found

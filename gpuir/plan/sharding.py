@@ -212,11 +212,11 @@ def check(tables: Sequence[EmbeddingTable], setting: Setting) -> list[tuple[Opti
     least_of_all = sum(min(o.parts * o.memory_bytes for o in ways) for ways in found)
     if least_of_all > setting.gpus * setting.memory_bytes:
         raise UsageError(
-            "the tables do not fit all GPUs together",
+            "the tables do not fit into all GPUs together",
             expected=f"{_size(setting.gpus * setting.memory_bytes)} on {setting.gpus} GPUs",
-            found=f"{_size(least_of_all)}, the optimizer's state included",
-            fix=f"at least {ceil(least_of_all / setting.memory_bytes)} GPUs, a narrower dtype, or"
-            " an optimizer with less state",
+            found=f"{_size(least_of_all)}, with the state of the optimizer",
+            fix=f"use at least {ceil(least_of_all / setting.memory_bytes)} GPUs, "
+            "a narrower data type, or an optimizer with less state",
         )
     return found
 
@@ -240,14 +240,14 @@ def _unplaced(table: EmbeddingTable, setting: Setting) -> UsageError:
     if not any(_options(table, setting)):
         cells = 2 * _least_width(table)
         needs = {
-            "column": f"for columns a width of {cells} or more that divides by 2",
-            "row": f"for rows as many as GPUs, {n}",
+            "column": f"for columns: a width of at least {cells} that 2 divides",
+            "row": f"for rows: at least as many rows as GPUs ({n})",
         }
         return UsageError(
-            f"table {table.name} cannot be cut by {ways}",
+            f"table {table.name} cannot be split by {ways}",
             expected=", ".join(needs[way] for way in setting.ways if way in needs),
             found=f"{table.rows:,} rows of {table.width}",
-            fix=other if fits else "allow all ways: leave --cut out",
+            fix=other if fits else "remove --cut, which allows all ways to split",
         )
     dense, of_row = STATES[setting.optimizer] if setting.train else (0, 0)
     state = table.nbytes * dense + table.rows * of_row * 4
@@ -256,7 +256,7 @@ def _unplaced(table: EmbeddingTable, setting: Setting) -> UsageError:
     if "row" not in setting.ways:
         by_rows = f"--cut {_also(setting, 'row')} on {by_rows}"
     return UsageError(
-        f"table {table.name} is larger than a GPU",
+        f"table {table.name} is larger than the memory of a GPU",
         expected=f"{_size(setting.memory_bytes)} a GPU, cut by {ways}",
         found=f"{_size(table.nbytes)} in {table.rows:,} rows of {table.width}"
         + (f", and {_size(state)} of the optimizer's state" if state else ""),
@@ -323,10 +323,10 @@ def shard(tables: Sequence[EmbeddingTable], setting: Setting, solve: Solver | No
                 best, how = made, "solver"
     if best is None:
         raise UsageError(
-            "no placement was found in which every GPU has room",
+            "gpuir found no placement in which every GPU has enough memory",
             expected=f"{_size(setting.memory_bytes)} a GPU",
             found=f"{_size(sum(t.nbytes for t in tables))} of tables on {setting.gpus} GPUs",
-            fix="allow more ways to cut, or add a GPU",
+            fix="allow more ways to split, or add a GPU",
         )
     return Found(best, greedy, least, how)
 

@@ -61,35 +61,35 @@ def read_tables(path: str | Path) -> tuple[EmbeddingTable, ...]:
             content = cast("dict[str, Any]", content).get("tables")
         if not isinstance(content, list):
             raise UsageError(
-                "no list of tables",
+                "the file has no list of tables",
                 where=where,
                 expected='{"tables": [{"rows": 1000, "width": 64}]}',
-                fix="write them under the name tables",
+                fix="put the tables under the key tables",
             )
         entries = cast("list[Any]", content)
     else:
         raise UsageError(
-            "what the file is cannot be told",
+            "the format of the file is not known",
             where=where,
             expected=".json, .toml or .csv",
-            fix="rename it to what it is",
+            fix="give the file the extension of its format",
         )
     found = [t for i, entry in enumerate(entries) for t in _tables(entry, i, where)]
     if not found:
         one = "rows,width\n1000,64" if suffix == ".csv" else '{"rows": 1000, "width": 64}'
-        raise UsageError("no tables are in it", where=where, fix=f"add one:\n{one}")
+        raise UsageError("the file has no tables", where=where, fix=f"add one:\n{one}")
     if len(found) > MOST_TABLES:
         raise UsageError(
-            "too many tables",
+            "the file has too many tables",
             where=where,
             expected=f"at most {MOST_TABLES:,}",
             found=f"{len(found):,}",
-            fix="state tables that are alike once, with features in place of count",
+            fix="write tables that are alike only once, with features instead of count",
         )
     (name, count), *_ = Counter(t.name for t in found).most_common(1)
     if count > 1:
-        fix = "give each a name of its own, or none"
-        raise UsageError(f"{count} tables are called {name!r}", where=where, fix=fix)
+        fix = "give each table its own name, or no name"
+        raise UsageError(f"{count} tables have the name {name!r}", where=where, fix=fix)
     return tuple(found)
 
 
@@ -104,22 +104,22 @@ def _tables(entry: Any, i: int, where: str) -> Iterable[EmbeddingTable]:
         key = OTHERS.get(str(k), str(k))
         if key in given:
             raise UsageError(
-                f"{key} is stated twice",
+                f"{key} is given twice",
                 where=place,
                 found=f"{said[key]} = {given[key]}, {k} = {v}",
-                fix="leave one out: they mean the same",
+                fix="remove one of them: they mean the same",
             )
         given[key], said[key] = v, str(k)
     if unknown := [k for k in given if k not in KEYS]:
         raise UsageError(
-            f"no field of a table is called {unknown[0]!r}",
+            f"a table has no field {unknown[0]!r}",
             where=place,
             expected=", ".join(KEYS),
             fix=nearest(unknown[0], KEYS),
         )
     if missing := [k for k in REQUIRED if k not in given]:
         raise UsageError(
-            f"a table needs its {missing[0]}",
+            f"a table must have the field {missing[0]}",
             where=place,
             found=", ".join(given) or "nothing",
             fix=f"add {missing[0]}",
@@ -154,7 +154,9 @@ def _tables(entry: Any, i: int, where: str) -> Iterable[EmbeddingTable]:
         spread,
     )
     if count > MOST_TABLES:
-        raise UsageError("too many tables", where=place, expected=f"at most {MOST_TABLES:,}")
+        raise UsageError(
+            "the file has too many tables", where=place, expected=f"at most {MOST_TABLES:,}"
+        )
     return [replace(table, name=f"{name}.{j}") for j in range(count)] if count > 1 else [table]
 
 
@@ -166,9 +168,9 @@ def _number(value: Any, key: str, where: str, whole: bool) -> float:
     good = isfinite(number) and 0 < number <= 2**50 and not isinstance(value, bool)
     if not good or (whole and number != int(number)):
         raise UsageError(
-            f"{key} is no size",
+            f"{key} is not a valid size",
             where=where,
-            expected="a whole number above 0" if whole else "a number above 0",
+            expected="a whole number of at least 1" if whole else "a number above 0",
             found=repr(value)[:60],
             fix=f"correct {key}",
         )
@@ -199,18 +201,18 @@ def read_spread(text: str, folder: Path = Path()) -> Spread:
         exact = [x for x in chosen if x.get(names[0]) == key]
         if len(exact or chosen) != 1:
             raise UsageError(
-                "which of its lines is not stated",
+                "the file has several lines, and it is not clear which one to use",
                 where=where,
                 found=", ".join(str(x.get(names[0])) for x in (chosen or lines)[:4]),
                 fix=f"{path}#{(chosen or lines)[0].get(names[0])}",
             )
         return _by_reuse((exact or chosen)[0], where)
     raise UsageError(
-        "no distribution of indices",
+        "the file has no distribution of indices",
         where=where,
         expected="columns `count`, or `row_share` and `index_share`, or shares by reuse",
         found=", ".join(names)[:80] or "nothing",
-        fix="name its columns so, and write lines below",
+        fix="give the columns these names, and add lines below them",
     )
 
 
@@ -222,18 +224,18 @@ def _lines(where: str) -> list[dict[str, str]]:
         titles = list(reader.fieldnames or ())
         if twice := [t for t, n in Counter(titles).items() if n > 1]:
             raise UsageError(
-                f"two columns are called {twice[0]!r}", where=where, fix="leave one of them out"
+                f"two columns have the name {twice[0]!r}", where=where, fix="remove one of them"
             )
         lines: list[dict[str, str]] = []
         for line in reader:
             more = cast("dict[str | None, Any]", line).pop(None, None)
             if more:
                 raise UsageError(
-                    "a line has more cells than there are columns",
+                    "a line has more cells than the first line has columns",
                     where=f"{where}:{reader.line_num}",
                     expected=f"{len(titles)}: {', '.join(titles)}"[:80],
                     found=f"{len(titles) + len(more)}",
-                    fix="leave the last out, or name their columns in the first line",
+                    fix="remove the last cells, or name their columns in the first line",
                 )
             lines.append({k: v for k, v in line.items() if v is not None})  # of a short line
     except csv.Error as error:
@@ -250,7 +252,7 @@ def _share(cell: str | None, where: str, most: float = 1.0) -> float:
         value = float("nan")
     if not 0 <= value <= most:
         raise UsageError(
-            "no share, or no count",
+            "the cell is not a valid share or count",
             where=where,
             expected=f"a number from 0 to {most:g}",
             found=repr(cell)[:60],
@@ -263,7 +265,9 @@ def _of_counts(counts: Sequence[float], where: str) -> Spread:
     """Rows that are looked up about as often are one class."""
     total, ordered = sum(counts), sorted(counts, reverse=True)
     if not total:
-        raise UsageError("no row is ever looked up", where=where, fix="count some, or leave it out")
+        raise UsageError(
+            "the counts are all 0", where=where, fix="set some counts above 0, or remove the file"
+        )
     pairs: list[tuple[float, float]] = []
     start = 0
     while start < len(ordered):

@@ -86,7 +86,7 @@ class Choices:
             raise UsageError(
                 f"{self.kernel.name} has no such configuration",
                 found=", ".join(f"{n}={v}" for n, v in values.items()),
-                fix="take one that the tuner was given",
+                fix="use a configuration that the tuner was given",
             )
         name = self.kernel.name
         return Schedule(name, self.target.name, (((name,), space.tile_at(self.tiles, place)),))
@@ -161,8 +161,8 @@ def choices_of(
     count = prod(len(v) for n, v in template.parameters.items() if n not in held)
     if not template.parameters or count > MOST:
         raise UsageError(
-            f"{template.name}: {count:,} configurations, or none to choose from",
-            expected=f"parameters with up to {MOST:,} products of values",
+            f"{template.name}: there are {count:,} configurations, too many or none",
+            expected=f"parameters with at most {MOST:,} combinations of values",
             fix="give fewer values: replace(template, parameters=...)",
         )
     kernel = template.kernel(launch)
@@ -172,7 +172,10 @@ def choices_of(
     if allowed is not None:
         rows = rows[np.broadcast_to(np.asarray(allowed(columns), bool), len(rows))]
     if not len(rows):
-        raise UsageError(f"{template.name}: no configuration is allowed", fix="look at `allowed`")
+        raise UsageError(
+            f"{template.name}: the function `allowed` rejects all configurations",
+            fix="check `allowed`",
+        )
     tiles = template.tiles({n: rows[:, i].astype(float) for i, n in enumerate(names)})
     return _choices(kernel, target, names, rows, tiles)
 
@@ -183,7 +186,7 @@ def choices(kernel: Kernel, target: str | Target) -> Choices:
     columns = {n: np.atleast_1d(np.asarray(c)).astype(np.int64) for n, c in _parts(tiles).items()}
     if not columns or not len(next(iter(columns.values()))):
         raise UsageError(
-            f"there is no tile of {kernel.name} to choose on that target",
+            f"no tile of {kernel.name} is legal on that target",
             fix="gpuir.predict(kernel, tiles, target).reasons says why tiles do not fit",
         )
     rows = np.stack(list(columns.values()), axis=1)

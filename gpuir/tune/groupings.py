@@ -93,10 +93,10 @@ def grouping_pass(p: Pipeline) -> int:
         if one.name in ("fuse", "fuse_loops"):
             return i
     raise UsageError(
-        "the pipeline has no pass that groups ops",
-        expected="fuse or fuse_loops among its passes",
+        "the pipeline has no pass that fuses ops",
+        expected="a pipeline with fuse or fuse_loops",
         found=str(p),
-        fix="leave out --fusion, or name a profile or a pipeline that has one",
+        fix="remove --fusion, or use a profile or a pipeline with such a pass",
     )
 
 

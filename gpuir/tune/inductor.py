@@ -61,7 +61,7 @@ class Seen:
 
     def __str__(self) -> str:
         lines = [f"{op}: {self.kept[op]} of {n}" for op, n in sorted(self.offered.items())]
-        lines += [f"as they were: {why} ({n} times)" for why, n in sorted(self.untouched.items())]
+        lines += [f"unchanged: {why} ({n} times)" for why, n in sorted(self.untouched.items())]
         return "\n".join(lines) or "nothing was tuned"
 
 
@@ -86,7 +86,7 @@ def enable(target: str | Target, *, top: int = 8, reductions: bool = False) -> S
     from torch._inductor.virtualized import V
 
     if top < 1:
-        raise UsageError("nothing would be left to compile", found=f"top={top}", fix="top=8")
+        raise UsageError("top must be at least 1", found=f"top={top}", fix="top=8")
     device = load_target(target) if isinstance(target, str) else target
     seen = Seen(device, top, reductions)
     before: Any = V.choices
@@ -280,7 +280,7 @@ def _kept(
     except (GpuirError, LookupError, TypeError, ValueError, AttributeError) as error:
         why = f"{op}: {reason(error)}"
         if not seen.untouched[why]:
-            warnings.warn(f"gpuir leaves the configurations as they are: {why}", stacklevel=2)
+            warnings.warn(f"gpuir leaves the configurations unchanged: {why}", stacklevel=2)
         seen.untouched[why] += 1
     seen.kept[op] += len(found)
     return found
@@ -328,7 +328,7 @@ def _convolution() -> tuple[Kernel, int]:
     x, weight, _, stride, padding, dilation, transposed, _, groups = _arguments("convolution")
     steps = {"stride": stride, "padding": padding, "dilation": dilation}
     if transposed or any(len(set(step)) > 1 for step in steps.values()):
-        raise UsageError("a convolution that is transposed, or not the same along its axes")
+        raise UsageError("a convolution that is transposed, or that differs along its axes")
     (batch, channels, *size), (filters, _, *window) = x.shape, weight.shape
     found = kernel(
         "conv",
@@ -362,7 +362,7 @@ def _arguments(name: str) -> list[Any]:
     node: Any = V.graph.current_node
     packet = getattr(node.target, "overloadpacket", node.target)
     if packet.__name__ != name:
-        raise UsageError(f"no template for {packet.__name__}")
+        raise UsageError(f"there is no template for {packet.__name__}")
     return [getattr(a, "meta", {}).get("val", a) for a in node.args]
 
 

@@ -53,7 +53,9 @@ def strategy(
     The objective must be one of time.
     """
     if not 0.0 <= share <= 1.0:
-        raise UsageError("the share of random visits", expected="0 to 1", found=str(share))
+        raise UsageError(
+            "the share of random visits is out of range", expected="0 to 1", found=str(share)
+        )
     wrapper = _wrapper()
 
     class Predicted(wrapper.OptAlg):  # pyright: ignore[reportUntypedBaseClass]
@@ -78,7 +80,8 @@ def within(found: Choices, names: Sequence[str], rows: Sequence[Sequence[int]]) 
     strange = [row for row, place in zip(rows, places, strict=True) if place is None]
     if strange:
         raise UsageError(
-            f"{len(strange)} configurations of Kernel Tuner's search space are not to choose from",
+            f"{len(strange)} configurations in the search space of Kernel "
+            "Tuner do not belong to these choices",
             found=", ".join(f"{n}={v}" for n, v in zip(names, strange[0], strict=True)),
             fix="tune_kernel(..., tune_params=parameters(found), restrictions=[allows(found)])",
         )
@@ -92,7 +95,7 @@ def best(results: Sequence[Mapping[str, Any]], found: Choices, objective: str = 
         raise UsageError(
             "no configuration ran",
             found=f"{len(results)} results, none with a number under {objective!r}",
-            fix="look at their __error__; name the objective that was tuned for",
+            fix="look at their __error__; give the objective for which the kernel was tuned",
         )
     return found.schedule(min(ran, key=lambda r: r[objective]))
 

@@ -56,7 +56,8 @@ class Kernel:
     def _costed(self) -> Cost:
         if self.cost is None:
             raise UsageError(
-                f"the kernel {self.name!r} has no cost: no target was named, or it is many kernels",
+                f"the kernel {self.name!r} has no cost: no target was given, or "
+                "it describes many kernels",
                 fix=f"gpuir.kernel({self.name!r}, ..., target='h100-sxm'), or gpuir.predict",
             )
         return self.cost
@@ -92,13 +93,13 @@ def kernel(
     UsageError for another kind or extent, and for a tile that is not legal on the target.
     """
     if name not in KINDS:
-        raise UsageError(f"no kind of kernel {name!r}", fix=nearest(name, KINDS))
+        raise UsageError(f"no kind of kernel has the name {name!r}", fix=nearest(name, KINDS))
     made, needed, options = KINDS[name]
     unknown = [e for e in extents if e not in needed + options]
     missing = [e for e in needed if e not in extents]
     if unknown or missing:
         raise UsageError(
-            f"a {name} is not known by that",
+            f"this argument does not describe a {name}",
             expected=" ".join(needed) + (f", and perhaps {' '.join(options)}" if options else ""),
             found=" ".join(extents),
             fix=nearest(unknown[0], needed + options) if unknown else f"give {missing[0]}=",
@@ -114,8 +115,8 @@ def costed(k: Kernel, target: str | Target, tile: Tile | None = None) -> Kernel:
     if np.ndim(k.work.points):
         if tile is not None:
             raise UsageError(
-                f"{k.name} is many kernels, which have no one tile",
-                fix="gpuir.predict(kernels, tiles, target)",
+                f"{k.name} describes many kernels, so it has no single tile",
+                fix="use gpuir.predict(kernels, tiles, target)",
             )
         return replace(k, target=device)
     if tile is not None:
@@ -210,7 +211,9 @@ def _attention(
 
 def _rows(*, rows: Number, columns: Number, dtype: DType, of: str = "softmax") -> Work:
     if of not in ("softmax", "norm", "rms", "sum"):
-        raise UsageError(f"no rows of {of!r}", expected="softmax, norm, rms or sum")
+        raise UsageError(
+            f"the kind of rows is unknown: {of!r}", expected="softmax, norm, rms or sum"
+        )
     return sized.rows(rows, columns, dtype, of)
 
 

@@ -66,8 +66,8 @@ def _text(value: Any) -> str:
             return f"{type(value).__name__}({' '.join(kept)})"
         case _ if np.ndim(value):
             raise UsageError(
-                "a store has one kernel at a time, and this is many",
-                fix="give each extent a number",
+                "a store takes one kernel at a time, but this describes many kernels",
+                fix="give one number for each extent",
             )
         case _:
             return repr(float(value))

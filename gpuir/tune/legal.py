@@ -15,5 +15,5 @@ def check(work: Work, tile: Tile, target: Target, name: str) -> None:
         raise UsageError(
             f"the tile of {name} is not legal on {target.name}",
             found=f"{tile}\n{why}",
-            fix="make it fit; gpuir.candidates(kernel, target) lists tiles that do",
+            fix="change the tile; gpuir.candidates(kernel, target) lists legal tiles",
         )

@@ -32,12 +32,14 @@ def command_of(text: str) -> tuple[str, ...]:
         words = shlex.split(text)
     except ValueError as error:
         raise UsageError(
-            "--measure: this is no command", found=f"{text}\n{error}", fix="close the quotes"
+            "--measure: the command cannot be read",
+            found=f"{text}\n{error}",
+            fix="close the quotes",
         ) from error
     if not words or shutil.which(words[0]) is None:
         raise UsageError(
             f"--measure: there is no program {words[0] if words else ''!r}",
-            expected="a program in the PATH, or the path of one that can be run",
+            expected="a program in the PATH, or the path of an executable file",
             fix="chmod +x FILE for a script, or 'python3 FILE'",
         )
     return tuple(words)
@@ -95,7 +97,7 @@ def measured(command: Sequence[str], asked: str, timeout_s: float) -> float | st
                 start_new_session=True,
             )
         except OSError as error:
-            return f"the command cannot be run: {error.strerror}"
+            return f"the command cannot run: {error.strerror}"
         late = threading.Event()
 
         def end() -> None:
@@ -116,13 +118,13 @@ def measured(command: Sequence[str], asked: str, timeout_s: float) -> float | st
             if process.stdout:
                 process.stdout.close()
         if late.is_set():
-            return f"no answer within {timeout_s:g} s"
+            return f"the command did not answer within {timeout_s:g} s"
         if len(out) == MOST_PRINTED:
-            return f"the command prints more than {MOST_PRINTED:,} bytes"
+            return f"the command printed more than {MOST_PRINTED:,} bytes"
         if process.returncode:
             errors.seek(max(errors.seek(0, os.SEEK_END) - MOST_PRINTED, 0))
-            last = _last_line(errors.read()) or "it says nothing on stderr"
-            return f"the command ends with status {process.returncode}: {last}"
+            last = _last_line(errors.read()) or "it printed nothing on stderr"
+            return f"the command ended with status {process.returncode}: {last}"
     return _seconds(_last_line(out))
 
 
@@ -141,7 +143,7 @@ def _seconds(last: str) -> float | str:
     try:
         seconds = float(last)
     except ValueError:
-        return f"the command prints no seconds in its last line, but {last!r}"
+        return f"the last line that the command printed has no seconds: {last!r}"
     if not (isfinite(seconds) and seconds > 0):
-        return f"the command prints {last!r}, which is no time"
+        return f"the command printed {last!r}, which is not a valid time"
     return seconds

@@ -83,10 +83,10 @@ class Observed:
         """
         if not (np.isfinite(seconds) and seconds > 0):
             raise UsageError(
-                f"a measurement of {kernel.name} is no time",
-                expected="seconds, more than 0",
+                f"a measurement of {kernel.name} is not a valid time",
+                expected="seconds, above 0",
                 found=f"{seconds!r}",
-                fix="leave out measurements that failed",
+                fix="leave out the measurements that failed",
             )
         check(kernel.work, tile, self.target, kernel.name)
         x = ranked(kernel, tile, self.target)
@@ -107,10 +107,10 @@ class Observed:
             return plain
         if (device := device_of(kernel, target or self.target)) != self.target:
             raise UsageError(
-                "the measurements are of another target",
+                "the measurements belong to another target",
                 expected=self.target.name,
                 found=device.name,
-                fix=f"Observed(load_target({device.name!r})), a model for each target",
+                fix=f"use Observed(load_target({device.name!r})), one model for each target",
             )
         mean, share = self._correction(kernel.work, tiles, len(plain))
         before = np.where(plain.legal.ok, plain.time_s, 1.0)

@@ -31,7 +31,7 @@ def suggest(trial: Any, found: Choices) -> dict[str, int]:
     """A trial's configuration; the trial is pruned where its parameters make none."""
     values = {n: trial.suggest_categorical(n, v) for n, v in found.parameters.items()}
     if found.find(values) is None:
-        raise _optuna().TrialPruned(f"{values} is no configuration of {found.kernel.name}")
+        raise _optuna().TrialPruned(f"{values} is not a configuration of {found.kernel.name}")
     return values
 
 
@@ -49,7 +49,9 @@ def sampler(found: Choices, *, share: float = 0.1, seed: int | None = None) -> A
     a configuration. For one objective, to be minimised: seconds, or what grows as they do.
     """
     if not 0.0 <= share <= 1.0:
-        raise UsageError("the share of random trials", expected="0 to 1", found=str(share))
+        raise UsageError(
+            "the share of random trials is out of range", expected="0 to 1", found=str(share)
+        )
     optuna = _optuna()
     chance = np.random.default_rng(seed)
     others = optuna.samplers.RandomSampler(seed)
@@ -77,7 +79,7 @@ def measured(study: Any, found: Choices) -> dict[int, float]:
     """What a study has measured, by place; infinite for trials that failed, were pruned, or run."""
     if [d.name for d in study.directions] != ["MINIMIZE"]:
         raise UsageError(
-            "the study has another aim than the least of one number",
+            "the study must minimize one number",
             expected='optuna.create_study(direction="minimize")',
             found=", ".join(d.name.lower() for d in study.directions),
         )

@@ -94,7 +94,7 @@ def device_of(kernel: Kernel, target: str | Target) -> Target:
     if target:
         return load_target(target)
     if kernel.target is None:
-        raise UsageError("no target was named", fix="predict(kernel, tiles, target='h100-sxm')")
+        raise UsageError("no target was given", fix="predict(kernel, tiles, target='h100-sxm')")
     return kernel.target
 
 
@@ -111,9 +111,9 @@ def size(work: Work, tiles: Tiles) -> int:
     tiles.each(note)
     if len(counts) > 1:
         raise UsageError(
-            "kernels and tiles are arrays of different lengths",
+            "kernels and tiles are arrays with different lengths",
             found=", ".join(map(str, sorted(counts))),
-            fix="give all of them one length; a plain number is the same for all",
+            fix="give them the same length; a plain number is used for all",
         )
     return counts.pop() if counts else 1
 

@@ -204,18 +204,18 @@ class Store:
         (mark,) = self._must("pragma application_id")
         if tables and mark != MARK:
             raise UsageError(
-                "the file is another program's database",
+                "the file is a database of another program",
                 where=self.path,
-                fix="name another file for the store, or one that is not there yet",
+                fix="use another file for the store, or a file that does not exist yet",
             )
         (form,) = self._must("pragma user_version")
         if form > FORM:
             raise UsageError(
                 "the store was made by a later version of gpuir",
                 where=self.path,
-                expected=f"form {FORM} or before",
+                expected=f"format version {FORM} or before",
                 found=f"form {form}",
-                fix="upgrade gpuir (pip install -U gpuir), or name another file",
+                fix="upgrade gpuir (pip install -U gpuir), or use another file",
             )
         self._db.execute("pragma synchronous = full")  # a transaction survives a loss of power too
         self._patiently("pragma journal_mode = wal")
@@ -268,15 +268,15 @@ class Store:
             broken = isinstance(error, sqlite3.DatabaseError) and "not a database" in str(error)
             locked = "locked" in str(error)
             raise UsageError(
-                "the store cannot be used",
+                "gpuir cannot use the store",
                 where=self.path,
-                expected="a file of SQLite, or none yet",
+                expected="an SQLite file, or a file that does not exist yet",
                 found=str(error),
-                fix="name another file for the store"
+                fix="use another file for the store"
                 if broken
-                else "another process has held it for a minute: wait for it, or end it"
+                else "another process has locked the store for a minute: wait for it, or end it"
                 if locked
-                else "name a file in a folder that can be written to",
+                else "use a file in a folder in which you can write",
             ) from error
 
 

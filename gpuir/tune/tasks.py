@@ -111,7 +111,10 @@ def tune(
     kernel = task.kernel
     known, illegal = _measured(store, kernel) if store else ({}, {})
     for tile, why in illegal.items():
-        said(f"{kernel.name}, {tile}: measured before, and not legal by {BY} ({why}); left out")
+        said(
+            f"{kernel.name}, {tile}: was measured before, but is not legal by "
+            f"{BY} ({why}); left out"
+        )
     failures: dict[Tile, str] = {}
     ranking = store.ranking(kernel, str(how)) if store and not model.seen else None
     kept = ranking is not None

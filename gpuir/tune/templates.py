@@ -47,7 +47,7 @@ class Template:
         for name in self.parameters:
             if name not in meta:
                 raise UsageError(
-                    f"{self.name} wants the meta-parameter {name!r}", fix=f"give {name}="
+                    f"{self.name} needs the meta-parameter {name!r}", fix=f"give {name}="
                 )
         return self.tile(meta)
 

@@ -117,7 +117,7 @@ def _letter(i: int) -> str:
 
 def _whole(e: Any) -> int:
     if type(e).__name__ != "IntImm":
-        raise Unread(f"an extent that is no number: {e}")
+        raise Unread(f"an extent is not a number: {e}")
     return int(e.value)
 
 
@@ -132,7 +132,7 @@ def _expression(e: Any, known: Mapping[int, Expression]) -> Expression:
         return _expression(e.value, known)
     if kind in _OPS:
         return (_OPS[kind], _expression(e.a, known), _expression(e.b, known))
-    raise Unread(f"an index that is no sum, product or remainder of loops: {e}")
+    raise Unread(f"an index is not a sum, product or remainder of loops: {e}")
 
 
 def _sum(e: Any, letters: Mapping[int, str]) -> tuple[tuple[int, str], ...]:
@@ -147,7 +147,7 @@ def _sum(e: Any, letters: Mapping[int, str]) -> tuple[tuple[int, str], ...]:
         return (*_sum(e.a, letters), *((sign * n, v) for n, v in _sum(e.b, letters)))
     if kind == "Mul" and type(e.b).__name__ == "IntImm":
         return tuple((n * int(e.b.value), v) for n, v in _sum(e.a, letters))
-    raise Unread(f"an index that is no sum of loops: {e}")
+    raise Unread(f"an index is not a sum of loops: {e}")
 
 
 def _variables(e: Any) -> list[int]:
@@ -168,7 +168,7 @@ def read_kernel(mod: Any) -> tuple[Kernel, str]:
     writes = [a for a in main.accesses if a.writes]
     plain = all(a.exact and n > 0 for a in main.accesses for axis in a.axes for n, _ in axis)
     if not (reads and plain and all(a.exact for a in main.accesses)):
-        raise Unread(f"{main.name} reads or writes by more than sums of loops")
+        raise Unread(f"{main.name} has an index that is not a sum of loops")
     dtypes = {i: f"{'f' if a.cell_bytes > 1 else 'i'}{int(a.cell_bytes * 8)}" for i, a in
               enumerate((*reads, *writes))}  # fmt: skip
     found = nest(
@@ -198,7 +198,7 @@ def read_tile(mod: Any, main: str, kernel: Kernel) -> dict[str, Any]:
     s = max(named, key=lambda x: x.runs)
     extents = kernel.work.extents
     if set(s.variables) != set(extents):
-        raise Unread(f"{main} has other dimensions once it is scheduled")
+        raise Unread(f"{main} has other dimensions after scheduling")
     first = next((d for d, x in enumerate(s.loops) if not x.kind.startswith("blockIdx")), 0)
     if not first:
         raise Unread("no loop is bound to blocks")

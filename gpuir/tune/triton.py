@@ -62,7 +62,7 @@ def prune(
     kernel = known.kernel(args)
     judged = tuple(c for c in configs if _is_plain(c))
     if not judged:
-        raise UsageError("no configuration is left that gpuir can judge")
+        raise UsageError("gpuir can judge none of the configurations")
     meta = _meta(judged, args, known)
     device = load_target(target) if isinstance(target, str) else target
     tiles = _pipelined(known.tiles(meta), device)
@@ -110,7 +110,7 @@ def pruner(
     def untouched(why: str) -> None:
         if why not in said:
             said.add(why)
-            text = f"gpuir leaves the configurations of {known.name} as they are: {why}"
+            text = f"gpuir leaves the configurations of {known.name} unchanged: {why}"
             warnings.warn(text, stacklevel=4)
 
     def early(configs: list[Any], named_args: Mapping[str, Any], **launch: Any) -> list[Any]:
@@ -176,8 +176,8 @@ def _most(top: int | float, count: int) -> int:
     if not isinstance(top, int) and 0 < top <= 1:
         return max(1, int(count * top))
     raise UsageError(
-        "nothing would be left, or too much",
-        expected="a whole number from 1, or a share up to 1.0",
+        "top would leave no configuration, or more than there are",
+        expected="a whole number of at least 1, or a share of at most 1.0",
         found=f"top={top}",
         fix="top=8",
     )
@@ -200,9 +200,9 @@ def _kind(kernel: Kernel) -> Template:
         return SOFTMAX if kernel.work.kind == "softmax" else LAYER_NORM
     if kernel.name not in KINDS:
         raise UsageError(
-            f"no template for a kernel {kernel.name!r}",
+            f"there is no template for the kernel {kernel.name!r}",
             expected=", ".join([*KINDS, "rows"]),
-            fix="give one: to_configs(kernel, template=Template(...))",
+            fix="give a template: to_configs(kernel, template=Template(...))",
         )
     return KINDS[kernel.name]
 

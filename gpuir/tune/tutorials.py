@@ -29,7 +29,7 @@ def extent(args: Args, name: str) -> int:
         return int(found)
     except (TypeError, ValueError):
         raise UsageError(
-            f"the argument {name!r} is no whole number", found=repr(found), fix=f"pass {name}="
+            f"the argument {name!r} is not a whole number", found=repr(found), fix=f"pass {name}="
         ) from None
 
 
@@ -54,9 +54,9 @@ def dtype_of(args: Args, *names: str) -> DType:
     found = _pointed(pointer)
     if found is None:
         raise UsageError(
-            f"the argument {names[0]!r} has no dtype",
+            f"the data type of the argument {names[0]!r} is not known",
             found=repr(pointer),
-            fix="say it: pruner(..., dtype='f16')",
+            fix="give it: pruner(..., dtype='f16')",
         )
     return dtype_named(found)
 
@@ -219,7 +219,7 @@ def _norm(args: Args) -> Kernel:
         rows = int(np.prod(tuple(x.shape))) // max(columns, 1)
     else:
         raise UsageError(
-            "the launch does not say how many rows there are",
+            "the launch does not give the number of rows",
             found=f"X={x!r}",
             fix="give X as a tensor, or rows= beside the arguments",
         )

@@ -180,8 +180,8 @@ def schedule_of(workload: Any, scheduled: Any, target: str | Target) -> Schedule
         tiles = tiles_of([read_tile(scheduled, main, kernel)])
     except Unread as why:
         raise UsageError(
-            "this schedule has no tile",
-            expected="one function for a GPU, whose loops are bound to blocks and threads",
+            "the schedule has no tile",
+            expected="one GPU function whose loops are bound to blocks and threads",
             found=str(why),
         ) from None
     return Schedule(kernel.name, device.name, (((kernel.name,), space.tile_at(tiles, 0)),))
@@ -213,8 +213,9 @@ def rank(
     if given := [name for name in own if name in options]:
         raise UsageError(
             f"rank sets {given[0]} itself",
-            expected="other options of tune_tir",
-            fix="call tune_tir, with cost_model(target), where there is a device to measure on",
+            expected="only other options of tune_tir",
+            fix="call tune_tir with cost_model(target), on a machine with a "
+            "device for measurements",
         )
     ms = libraries.ms
     where = libraries.Target(device) if isinstance(device, str) else device

@@ -431,7 +431,7 @@ def test_loops_are_written_out():
 
 def test_what_is_too_much_is_refused(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(traces, "LARGEST", 1000)
-    with pytest.raises(UsageError, match=r"traces of 4 ranks are too much"):
+    with pytest.raises(UsageError, match=r"traces of 4 ranks are too large"):
         files(summary(MLP, SHARDED))
     monkeypatch.setattr(traces, "MOST_SPREAD", 2)
     with pytest.raises(UsageError, match="too many kernels"):
@@ -440,13 +440,13 @@ def test_what_is_too_much_is_refused(monkeypatch: pytest.MonkeyPatch):
 
 def test_a_send_has_no_form_yet():
     text = COLLECTIVES.replace('"broadcast"', '"send"')
-    with pytest.raises(UsageError, match="send of %d has no form"):
+    with pytest.raises(UsageError, match="send of %d cannot be written"):
         files(summary(text))
 
 
 def test_several_targets_are_refused():
     s = summary(MLP)
-    with pytest.raises(UsageError, match="holds one target"):
+    with pytest.raises(UsageError, match="can hold only one target under one profile"):
         chakra([s, s], Layout())
 
 

@@ -86,7 +86,7 @@ def test_calibrated_rows_are_not_scored(folder: Path):
         (("kernel", "gemm.csv"), "did you mean kernels?"),
         (("kernels",), "no table is given"),
         (("kernels", "gone.csv"), "cannot read the table"),
-        (("kernels", "odd.csv"), "no table of measurements that we know"),
+        (("kernels", "odd.csv"), "the columns are not those of a table that"),
         (("kernels", "gemm.csv", "--by", "frame"), "did you mean framework?"),
         (("kernels", "llmcompass.csv", "--by", "framework"), "this table has none"),
         (("kernels", "gemm.csv", "--json", "gone/x.json"), "no such folder"),
@@ -107,7 +107,7 @@ def test_wrong_input_is_said(folder: Path, args: tuple[str, ...], message: str):
     ("args", "message"),
     [
         (("models", "labels.csv"), "run it in a checkout of the repository"),
-        (("kernels", "gemm.csv"), "no table of measurements that we know"),
+        (("kernels", "gemm.csv"), "the columns are not those of a table that"),
     ],
 )
 def test_the_package_alone_says_what_a_checkout_has(

@@ -73,7 +73,7 @@ def test_this_one_is_measured(tmp_path: Path):
     done = gpuir("calibrate", "--host", "--budget-s", "10", "-o", str(file))
     host = load_host(file)
     assert host.name == "my-host" and host.slowdown > 0
-    assert "a subtraction of 16 cells takes" in host.source("slowdown")
+    assert "a subtraction of 16 elements takes" in host.source("slowdown")
     assert ("driver's calls" in done.stderr) == (host.uncertainty > 1.1)
     (one,) = reports("--host", str(file))
     assert one["profile"]["machine"] == str(file)

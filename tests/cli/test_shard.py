@@ -79,17 +79,17 @@ def test_one_gpu_and_inference():
         (("t.json", "--cluster", "dgx-a100", "--cut", "colunm"), "did you mean column"),
         (("t.json", "--cluster", "dgx-a100", "--batch", "0"), "--batch"),
         (("t.json", "--cluster", "dgx-a100", "--memory", "nan"), "--memory"),
-        (("wide.json", "--cluster", "dgx-a100"), "table table1, of 65,536 samples: an impossible"),
+        (("wide.json", "--cluster", "dgx-a100"), "table table1, of 65,536 samples: a shape is"),
         (("large.json", "--cluster", "dgx-a100", "--cut", "table"), "--cut table,row: 19.35 GB on"),
         (("huge.json", "--cluster", "dgx-a100"), "fix:      at least 76 GPUs, or a narrower"),
         (
             ("huge.json", "--cluster", "dgx-a100", "--cut", "table"),
             "--cut table,row on at least 76",
         ),
-        (("one.csv", "--cluster", "dgx-a100", "--cut", "column"), "cannot be cut by column"),
-        (("more.json", "--cluster", "dgx-a100"), "do not fit all GPUs together"),
+        (("one.csv", "--cluster", "dgx-a100", "--cut", "column"), "cannot be split by column"),
+        (("more.json", "--cluster", "dgx-a100"), "the tables do not fit into all GPUs together"),
         (("t.json", "--cluster", "dgx-a100", "-o", "gone/x"), "no such folder"),
-        (("t.txt", "--cluster", "dgx-a100"), "what the file is cannot be told"),
+        (("t.txt", "--cluster", "dgx-a100"), "the format of the file is not known"),
     ],
 )
 def test_wrong_input_is_said(folder: Path, args: tuple[str, ...], message: str):

@@ -159,7 +159,7 @@ def test_what_fails_is_said_and_skipped(folder: Path):
     (folder / "bench.py").write_text("import sys; sys.exit('no GPU here')")
     done = tune(*MEASURE, "--best", "2")
     assert "failed     " in done.stdout and "measurements, left out" in done.stdout
-    assert "the command ends with status 1: no GPU here; left out" in done.stderr
+    assert "the command ended with status 1: no GPU here; left out" in done.stderr
     assert {x["tile"] for x in found(*MEASURE)["kernels"]} == {
         x["tile"] for x in found()["kernels"]
     }
@@ -234,7 +234,7 @@ def test_a_tile_that_is_not_legal_any_more(folder: Path):
         )
         db.commit()
     done = tune("--store", "s.db", "--kernels", "1", "--json")
-    assert "measured before, and not legal by generated@" in done.stderr
+    assert "measured before, but is not legal by generated@" in done.stderr
     (kernel,) = json.loads(done.stdout)["kernels"]
     assert kernel["tile"] and "m=7" not in kernel["tile"]
 
@@ -262,14 +262,14 @@ def test_a_store_of_another_predictor(folder: Path):
     [
         (("--search", "optna"), "did you mean optuna"),
         (("--measure", "no-such-bench"), "there is no program 'no-such-bench'"),
-        (("--store", "notes.txt"), "cannot be used"),
+        (("--store", "notes.txt"), "gpuir cannot use the store"),
         (("--store", "net.gir"), "the output file is also an input"),
         (("--store", "none/s.db"), "there is no such folder to write to"),
         (("--store", "s.db", "-o", "s.db"), "two results would be written to one file"),
         (("-o", "net.gir"), "the output file is also an input"),
         (("--forget",), "--forget is of a store"),
         (("--best", "0"), "not in the range"),
-        (("--pipeline", "legalize", "--fusion"), "no pass that groups ops"),
+        (("--pipeline", "legalize", "--fusion"), "the pipeline has no pass that fuses ops"),
     ],
 )
 def test_what_is_wrong_is_said(folder: Path, args: tuple[str, ...], message: str):

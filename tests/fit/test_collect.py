@@ -241,7 +241,7 @@ def test_two_runs_on_one_table_do_not_write_rows_twice(machine, tmp_path):
     path, said = tmp_path / "mine.csv", []
 
     def second(_: Row) -> None:
-        with pytest.raises(UsageError, match="another process measures into this table") as error:
+        with pytest.raises(UsageError, match="another process writes measurements into") as error:
             collect(machine, PROBLEMS, path, device="cpu", budget_s=1e-3)
         said.append(error.value.found)
 
@@ -277,7 +277,7 @@ def test_a_failed_row_is_kept_and_not_predicted(machine, tmp_path):
 def test_another_file_is_not_overwritten(machine, tmp_path):
     path = tmp_path / "notes.csv"
     path.write_text("a,b\n1,2\n")
-    with pytest.raises(UsageError, match="no table of collected measurements") as error:
+    with pytest.raises(UsageError, match="the file is not a table of collected") as error:
         collect(machine, PROBLEMS, path, device="cpu")
     assert error.value.expected == ",".join(HEADER)
     assert path.read_text() == "a,b\n1,2\n"
@@ -342,5 +342,5 @@ def test_a_table_of_ones_own_needs_no_more_than_what_tells_a_kernel(tmp_path):
     }
     assert table.skipped == {
         "a number is missing, too small or too large": 2,
-        "operator sparkle in f16 is none we know": 1,
+        "the operator sparkle in f16 is unknown": 1,
     }

@@ -139,7 +139,7 @@ def test_what_a_gpu_does_not_have_is_left_out(pretend):
 def test_a_gpu_that_stopped_answering_ends_the_run(pretend):
     machine = pretend()
     machine.torch.dead, machine.torch.synchronised = True, 0
-    with pytest.raises(UsageError, match="the GPU has stopped answering") as error:
+    with pytest.raises(UsageError, match="the GPU no longer answers") as error:
         measure(machine, SMALL)
     assert error.value.where == "softmax f32 rows=8 cols=16"
 

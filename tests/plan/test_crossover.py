@@ -116,7 +116,7 @@ def test_the_encoder_stops_being_host_bound_at_some_batch():
     assert bound[eager["host_bound_at"]] and not bound[eager["value"]]
     text = analyze(*args).stdout
     assert f"not host-bound from {eager['value']} on" in text
-    assert "not host-bound at 1, the least that was tried" in text
+    assert "not host-bound at 1, the smallest value that was tried" in text
     report = analyze("--dims", f"seq=64,batch={eager['value']}", "--profile", "eager").stdout
     assert "host-bound" not in report
     report = analyze("--dims", "seq=64,batch=1", "--profile", "eager").stdout

@@ -107,9 +107,9 @@ def test_model_that_fits_no_slice_but_the_large():
 
 
 def test_model_that_fits_nowhere():
-    with pytest.raises(UsageError, match="big fits no GPU") as error:
+    with pytest.raises(UsageError, match="big fits none of the given GPUs") as error:
         search([Kind("a30"), Kind("t4")], setting(Workload("big", 0), models=((0.01, 0, 40.0),)))
-    assert "a30 is" in str(error.value) and "too small" in str(error.value)
+    assert "a30 has" in str(error.value) and "less than it needs" in str(error.value)
 
 
 def test_models_that_do_not_fit_together():
@@ -259,16 +259,16 @@ def test_table_of_a_day(tmp_path):
 @pytest.mark.parametrize(
     "text, words",
     [
-        ("hour,live\n0,1\n", "no table of rates"),
-        ("", "no table of rates"),
+        ("hour,live\n0,1\n", "the file is not a table of rates over a day"),
+        ("", "the file is not a table of rates over a day"),
         ("time,life\n0:00,1\n", "did you mean live"),
-        ("time,live,live\n0:00,1,1\n", "two columns are called live"),
-        ("time,live\n0:00,x\n", "no rate of live"),
-        ("time,live\n0:00,-1\n", "no rate of live"),
+        ("time,live,live\n0:00,1,1\n", "two columns have the name live"),
+        ("time,live\n0:00,x\n", "the rate of live is not valid"),
+        ("time,live\n0:00,-1\n", "the rate of live is not valid"),
         ("time,live\n0:00,1,2\n", "as many cells"),
-        ("time,live\n1:00,1\n", "begin with 0:00"),
-        ("time,live\n0:00,1\n0:00,1\n", "times of a day rise"),
-        ("time,live\n0:00,1\n24:00,1\n", "no time of a day"),
+        ("time,live\n1:00,1\n", "start with 0:00"),
+        ("time,live\n0:00,1\n0:00,1\n", "the times of day must start"),
+        ("time,live\n0:00,1\n24:00,1\n", "the time of day is not valid"),
     ],
 )
 def test_what_is_no_table_of_a_day(tmp_path, text, words):

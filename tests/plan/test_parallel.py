@@ -142,7 +142,7 @@ def run(*args: str) -> Result:
         (("--tp", "4", "--pp", "4"), "leave out --tp or leave out --pp"),
         (("--microbatch", "3"), "--dims batch=33 or leave out --microbatch"),
         (("--ep", "2"), "remove --ep"),
-        (("--price", "a100-sxm-80gb=-3"), "gpuir: --price a100-sxm-80gb=-3: not the price"),
+        (("--price", "a100-sxm-80gb=-3"), "gpuir: --price a100-sxm-80gb=-3: the price of an hour"),
         (("--price", "h100-sxm=3"), "--price a100-sxm-80gb=3, or leave it out"),
         (("--resume", "gone/plan.jsonl"), "mkdir -p gone"),
         (("--predictor", "tiles"), "did you mean tile?"),
@@ -203,7 +203,10 @@ def test_a_search_of_something_else_does_not_go_on(kept: Path, args, expected: s
 def test_a_line_that_was_changed_is_refused(kept: Path, what: str, by: str):
     (kept.parent / "bad.jsonl").write_text(re.sub(what, by, kept.read_text()))
     refused = run("--resume", "bad.jsonl")
-    assert refused.exit_code == 2 and "bad.jsonl:2: not a line of an earlier" in refused.stderr
+    assert (
+        refused.exit_code == 2
+        and "bad.jsonl:2: the line does not come from an earlier" in refused.stderr
+    )
 
 
 def test_an_edited_cluster_is_another(kept: Path):

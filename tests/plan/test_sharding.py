@@ -150,17 +150,17 @@ def test_a_table_larger_than_a_gpu_is_cut_or_said():
     found = shard(tables, setting(4))
     (p,) = found.plan.placements
     assert p.option.way in ("column", "row") and found.greedy is not None
-    with pytest.raises(UsageError, match="table large is larger than a GPU") as caught:
+    with pytest.raises(UsageError, match="table large is larger than the memory") as caught:
         shard(tables, setting(4, ways=("table", "data")))
     assert "--cut" in str(caught.value)
-    with pytest.raises(UsageError, match="larger than a GPU") as caught:
+    with pytest.raises(UsageError, match="is larger than the memory of a GPU") as caught:
         shard(tables, setting(2))
     assert "GPUs, or a narrower dtype" in str(caught.value)
 
 
 def test_tables_that_do_not_fit_all_together_are_said():
     tables = tuple(table(f"t{i}", 100_000_000, 128, 1) for i in range(8))
-    with pytest.raises(UsageError, match="do not fit all GPUs together") as caught:
+    with pytest.raises(UsageError, match="the tables do not fit into all GPUs together") as caught:
         shard(tables, setting(4))
     assert "at least 7 GPUs" in str(caught.value)
 

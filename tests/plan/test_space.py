@@ -60,12 +60,15 @@ def without(key):
 
 
 BAD = {
-    "an unknown key": (WHOLE | {"batch": [1]}, "space.toml:batch: no key is called 'batch' here"),
+    "an unknown key": (
+        WHOLE | {"batch": [1]},
+        "space.toml:batch: no key has the name 'batch' here",
+    ),
     "no model": (without("models"), "space.toml:models: an axis is missing"),
-    "an empty axis": (WHOLE | {"targets": []}, "space.toml:targets: an axis is empty"),
-    "an empty size": (WHOLE | {"dims": {"seq": []}}, "space.toml:dims.seq: an axis is empty"),
-    "an odd size": (WHOLE | {"dims": {"seq": 1.5}}, "space.toml:dims.seq: an impossible size"),
-    "a size in words": (WHOLE | {"dims": {"seq": "x"}}, "dims.seq: this is a number"),
+    "an empty axis": (WHOLE | {"targets": []}, "space.toml:targets: an axis has no values"),
+    "an empty size": (WHOLE | {"dims": {"seq": []}}, "space.toml:dims.seq: an axis has no values"),
+    "an odd size": (WHOLE | {"dims": {"seq": 1.5}}, "space.toml:dims.seq: a size is not valid"),
+    "a size in words": (WHOLE | {"dims": {"seq": "x"}}, "dims.seq: this must be a number"),
     "an unknown target": (WHOLE | {"targets": ["a1000"]}, "space.toml:targets: no target"),
     "no slices": (WHOLE | {"targets": ["t4:*"]}, "space.toml:targets"),
     "an unknown dtype": (WHOLE | {"dtypes": ["f17"]}, "dtypes: no dtype is called 'f17'"),
@@ -78,17 +81,23 @@ BAD = {
         WHOLE | {"hardware": {"base": "a100", "set": {"sms": [80, -1]}}},
         "space.toml:hardware.set.sms",
     ),
-    "nothing set": (WHOLE | {"hardware": {"base": "a100"}}, "hardware.set: no numbers are set"),
+    "nothing set": (
+        WHOLE | {"hardware": {"base": "a100"}},
+        "hardware.set: the table changes no numbers",
+    ),
     "an unknown cluster": (WHOLE | {"plans": [{"cluster": "dgx-h99"}]}, "plans[0].cluster"),
     "an odd degree": (
         WHOLE | {"plans": [{"cluster": "dgx-h100", "tp": [0]}]},
-        "space.toml:plans[0].tp: this counts from 1",
+        "space.toml:plans[0].tp: this must be at least 1",
     ),
     "an unknown option": (WHOLE | {"load": {"trian": True}}, "load.trian: no key"),
-    "an option of another type": (WHOLE | {"load": {"train": 1}}, "load.train: of another type"),
-    "nothing to run on": (
+    "an option of another type": (
+        WHOLE | {"load": {"train": 1}},
+        "load.train: the value has the wrong type",
+    ),
+    "the space has no targets": (
         {"models": [ENCODER]},
-        "space.toml:targets: nothing to run on",
+        "space.toml:targets: the space has no targets",
     ),
 }
 

@@ -41,12 +41,12 @@ def test_one_meaning_in_three_formats(tmp_path: Path):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ('[{"rows": 10}]', "a table needs its width"),
-        ('[{"rows": 10, "widht": 4}]', "no field of a table is called 'widht'"),
-        ('[{"rows": 0, "width": 4}]', "rows is no size"),
-        ('[{"rows": 1.5, "width": 4}]', "rows is no size"),
-        ('[{"rows": true, "width": 4}]', "rows is no size"),
-        ('[{"rows": 10, "width": 4, "lookups": -1}]', "lookups is no size"),
+        ('[{"rows": 10}]', "a table must have the field width"),
+        ('[{"rows": 10, "widht": 4}]', "a table has no field 'widht'"),
+        ('[{"rows": 0, "width": 4}]', "rows is not a valid size"),
+        ('[{"rows": 1.5, "width": 4}]', "rows is not a valid size"),
+        ('[{"rows": true, "width": 4}]', "rows is not a valid size"),
+        ('[{"rows": 10, "width": 4, "lookups": -1}]', "lookups is not a valid size"),
         ('[{"rows": 10, "width": 4, "dtype": "f31"}]', "no dtype 'f31'"),
         (
             '[{"rows": 10, "width": 4, "indices": "zip:1"}]',
@@ -55,10 +55,10 @@ def test_one_meaning_in_three_formats(tmp_path: Path):
         ('[{"rows": 9, "width": 4, "name": "a"}, {"rows": 9, "width": 4, "name": "a"}]', "'a'"),
         ('[{"rows": 9, "width": 4, "count": 1000000}]', "too many tables"),
         ('[{"rows": 9, "width": 4, "indices": "zip:1"}]', "table 1: indices: no distribution"),
-        ('[{"rows": 9, "num_embeddings": 5, "width": 4}]', "rows is stated twice"),
+        ('[{"rows": 9, "num_embeddings": 5, "width": 4}]', "rows is given twice"),
         ('[{"rows": 9, "width": 4, "name": null}]', "name is text"),
         ('[{"rows": 9, "width": 4, "indices": ["zipf:1"]}]', "indices is text"),
-        ("[]", "no tables are in it"),
+        ("[]", "the file has no tables"),
         ("[3]", "no table"),
         ("3", "no list of tables"),
         ("{", "not a JSON file"),
@@ -73,11 +73,11 @@ def test_what_is_wrong_is_said(tmp_path: Path, text: str, message: str):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("rows,width\n100,64,3\n", r"t.csv:2: a line has more cells than there are columns"),
-        ("rows,width,rows\n100,64,3\n", "two columns are called 'rows'"),
-        ("rows,num_embeddings,width\n100,100,64\n", "rows is stated twice"),
-        ("rows,width\n100\n", "a table needs its width"),
-        ("rows,width\n", "no tables are in it"),
+        ("rows,width\n100,64,3\n", r"t.csv:2: a line has more cells than the first line"),
+        ("rows,width,rows\n100,64,3\n", "two columns have the name 'rows'"),
+        ("rows,num_embeddings,width\n100,100,64\n", "rows is given twice"),
+        ("rows,width\n100\n", "a table must have the field width"),
+        ("rows,width\n", "the file has no tables"),
         ('rows,width\n"' + "1" * 200_000 + '",3\n', "not a CSV file"),
     ],
 )
@@ -98,7 +98,7 @@ def test_counts_of_rows(tmp_path: Path):
     assert classes.named(1e9) == pytest.approx(4, abs=0.01)
     assert (classes.rows * classes.p).max() == pytest.approx(0.5)
     (tmp_path / "n.csv").write_text("count\n0\n")
-    with pytest.raises(UsageError, match="no row is ever looked up"):
+    with pytest.raises(UsageError, match="the counts are all 0"):
         read_spread("n.csv", tmp_path)
 
 
@@ -119,5 +119,5 @@ def test_shares_by_reuse_name_the_rows_that_the_batch_did():
     rows, lookups = 128_435_723, 887_017_990
     named = classes_of(spread, rows).named(lookups)
     assert 0.65 * rows < named < rows
-    with pytest.raises(UsageError, match="which of its lines"):
+    with pytest.raises(UsageError, match="the file has several lines, and it is not"):
         read_spread(str(LOCALITY))

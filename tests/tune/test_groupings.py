@@ -84,7 +84,7 @@ def test_no_more_than_asked_for():
 
 
 def test_what_is_wrong_is_said():
-    with pytest.raises(UsageError, match="no pass that groups ops"):
+    with pytest.raises(UsageError, match="the pipeline has no pass that fuses ops"):
         groupings(GRAPH, gpuir.pipeline("legalize"), launches)
 
 

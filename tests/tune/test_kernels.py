@@ -88,25 +88,28 @@ def test_layouts_epilogues_and_scales():
 @pytest.mark.parametrize(
     ("ask", "message"),
     [
-        (lambda: gpuir.kernel("gem", m=1, n=1, k=1), "no kind of kernel 'gem'"),
+        (lambda: gpuir.kernel("gem", m=1, n=1, k=1), "no kind of kernel has the name 'gem'"),
         (lambda: gpuir.kernel("gemm", m=1, n=1), "give k="),
-        (lambda: gpuir.kernel("gemm", m=1, n=1, k=1, q=1), "a gemm is not known by that"),
+        (
+            lambda: gpuir.kernel("gemm", m=1, n=1, k=1, q=1),
+            "this argument does not describe a gemm",
+        ),
         (lambda: gpuir.kernel("gemm", m=1, n=1, k=1, dtype="f17"), "no dtype 'f17'"),
         (lambda: gpuir.kernel("gemm", m=1, n=1, k=1, layout="xy"), "no layout 'xy'"),
-        (lambda: gpuir.kernel("gemm", m=1, n=1, k=1).time_s, "no target was named"),
-        (lambda: gpuir.heuristics(gpuir.kernel("gemm", m=1, n=1, k=1)), "no target was named"),
+        (lambda: gpuir.kernel("gemm", m=1, n=1, k=1).time_s, "no target was given"),
+        (lambda: gpuir.heuristics(gpuir.kernel("gemm", m=1, n=1, k=1)), "no target was given"),
         (
             lambda: gpuir.kernel(
                 "gemm", m=64, n=64, k=64, target="a100", tile=gpuir.Tile((("m", 0), ("n", 64)))
             ),
-            "m=0: a tile has at least one cell",
+            "m=0: a tile needs at least one element",
         ),
         (
             lambda: gpuir.predict(
                 gpuir.kernel("gemm", m=np.ones(3), n=64, k=64, target="a100"),
                 gpuir.Tiles({"m": np.ones(2)}),
             ),
-            "arrays of different lengths",
+            "kernels and tiles are arrays with different",
         ),
     ],
 )

@@ -42,15 +42,15 @@ def test_the_last_line_counts():
 @pytest.mark.parametrize(
     ("command", "why"),
     [
-        ("sh -c 'echo no such kernel >&2; exit 3'", "ends with status 3: no such kernel"),
-        ("false", "ends with status 1: it says nothing"),
-        ("echo hello", "no seconds in its last line, but 'hello'"),
-        ("true", "no seconds in its last line, but ''"),
-        ("echo nan", "'nan', which is no time"),
-        ("echo -1", "'-1', which is no time"),
-        ("echo 0", "'0', which is no time"),
+        ("sh -c 'echo no such kernel >&2; exit 3'", "ended with status 3: no such kernel"),
+        ("false", "ended with status 1: it printed nothing"),
+        ("echo hello", "has no seconds: 'hello'"),
+        ("true", "has no seconds: ''"),
+        ("echo nan", "'nan', which is not a valid time"),
+        ("echo -1", "'-1', which is not a valid time"),
+        ("echo 0", "'0', which is not a valid time"),
         ("yes", f"more than {MOST_PRINTED:,} bytes"),
-        ("sh -c 'kill -9 $$'", "ends with status -9"),
+        ("sh -c 'kill -9 $$'", "ended with status -9"),
     ],
 )
 def test_what_is_no_measurement_is_said(command, why):
@@ -67,7 +67,7 @@ def test_a_late_one_is_ended_with_all_that_it_started(tmp_path: Path):
     file = tmp_path / "pid"
     started = time.monotonic()
     found = answer(f"sh -c 'sleep 60 & echo $! > {file}; wait'", timeout_s=0.5)
-    assert found == "no answer within 0.5 s" and time.monotonic() - started < 10
+    assert found == "the command did not answer within 0.5 s" and time.monotonic() - started < 10
     child = int(file.read_text())
     for _ in range(100):
         if not alive(child):

@@ -113,15 +113,15 @@ def test_illegal_tiles_stay_infinite():
 @pytest.mark.parametrize("seconds", [0.0, -1.0, float("nan"), float("inf")])
 def test_a_time_is_more_than_nothing(seconds):
     tile = gpuir.heuristics(GEMM, count=1)[0].tile
-    with pytest.raises(UsageError, match="is no time"):
+    with pytest.raises(UsageError, match="is not a valid time"):
         Observed(GEMM.target).observe(GEMM, tile, seconds)
 
 
 def test_what_is_wrong_is_said():
     model = measured(Observed(GEMM.target), 1)
-    with pytest.raises(UsageError, match=r"m=0: a tile has at least one cell"):
+    with pytest.raises(UsageError, match=r"m=0: a tile needs at least one element"):
         model.observe(GEMM, Tile((("m", 0), ("n", 64), ("k", 32))), 1e-4)
     with pytest.raises(UsageError, match="no dimension q"):
         model.observe(GEMM, Tile((("q", 16),)), 1e-4)
-    with pytest.raises(UsageError, match="the measurements are of another target"):
+    with pytest.raises(UsageError, match="the measurements belong to another target"):
         model.predict(GEMM, TILES, "a100")

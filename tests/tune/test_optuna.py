@@ -89,7 +89,7 @@ def test_bad_input_is_said():
     with pytest.raises(UsageError, match="share of random trials"):
         sampler(found, share=3)
     study = optuna.create_study(direction="maximize", sampler=sampler(found))
-    with pytest.raises(UsageError, match="another aim"):
+    with pytest.raises(UsageError, match="the study must minimize one number"):
         study.ask(distributions(found))
 
 

@@ -94,7 +94,7 @@ def test_more_tries_than_tiles():
 def test_what_is_wrong_is_said(monkeypatch: pytest.MonkeyPatch):
     with pytest.raises(UsageError, match="did you mean optuna"):
         search(GEMM, by="optna")
-    with pytest.raises(UsageError, match="no target was named"):
+    with pytest.raises(UsageError, match="no target was given"):
         search(gpuir.kernel("gemm", m=1024, n=1024, k=1024))
     monkeypatch.setitem(sys.modules, "optuna", None)  # as if it were not installed
     with pytest.raises(UsageError, match=r"pip install 'gpuir\[tune\]'"):

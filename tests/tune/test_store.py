@@ -159,14 +159,14 @@ def test_tiles_are_read_back():
 
 def test_what_is_wrong_is_said(tmp_path: Path):
     (tmp_path / "text.db").write_text("no database, but long enough to have a head" * 10)
-    with pytest.raises(UsageError, match=r"text\.db: the store cannot be used"):
+    with pytest.raises(UsageError, match=r"text\.db: gpuir cannot use the store"):
         Store(tmp_path / "text.db")
-    with pytest.raises(UsageError, match="folder that can be written"):
+    with pytest.raises(UsageError, match="use a file in a folder in which you can write"):
         Store(tmp_path / "none" / "s.db")
     with closing(sqlite3.connect(tmp_path / "other.db")) as other:
         other.execute("create table mine (x)")
         other.commit()
-    with pytest.raises(UsageError, match="another program's database"):
+    with pytest.raises(UsageError, match="the file is a database of another program"):
         Store(tmp_path / "other.db")
     with Store(tmp_path / "later.db"):
         pass

@@ -130,8 +130,8 @@ def test_without_asynchronous_copies_stages_have_no_effect(triton: Any):
     [
         ({}, "no argument 'a_ptr'"),
         ({**launch(), "M": None}, "no argument 'M'"),
-        ({**launch(), "M": "wide"}, "'M' is no whole number"),
-        ({**launch(), "a_ptr": 123456}, "'a_ptr' has no dtype"),
+        ({**launch(), "M": "wide"}, "'M' is not a whole number"),
+        ({**launch(), "a_ptr": 123456}, "data type of the argument 'a_ptr'"),
     ],
 )
 def test_an_argument_that_is_not_understood_changes_nothing(
@@ -178,7 +178,7 @@ def test_a_wrong_template_is_told_the_right_ones():
 
 @pytest.mark.parametrize("top", [0, -1, 0.0, 1.5])
 def test_a_wrong_top_is_told_at_once(top: float):
-    with pytest.raises(UsageError, match="whole number from 1"):
+    with pytest.raises(UsageError, match="a whole number of at least 1, or a share of"):
         pruner("matmul", "a100", top=top)
 
 
@@ -300,7 +300,7 @@ def test_a_parameter_may_be_held():
 def test_a_kernel_without_a_mapping_is_told_what_to_do():
     k = gpuir.kernel("conv", batch=1, channels=64, size=(56, 56), filters=64, window=(3, 3))
     with pytest.raises(
-        UsageError, match=r"no template for a kernel 'conv'(.|\n)*template=Template"
+        UsageError, match=r"no template for the kernel 'conv'(.|\n)*template=Template"
     ):
         to_configs(k, target="a100")
 

@@ -201,8 +201,8 @@ def test_a_trace_keeps_suspect_rows_apart(tmp_path: Path):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("system,m,n\n1,2,3\n", "no table of measurements that we know"),
-        ("", "no table of measurements that we know"),
+        ("system,m,n\n1,2,3\n", "the columns are not those of a table that"),
+        ("", "the columns are not those of a table that"),
         (None, "cannot read the table"),
     ],
 )
@@ -223,7 +223,7 @@ def test_a_table_that_a_spreadsheet_wrote(tmp_path: Path):
 def test_a_column_that_is_there_twice_is_said(tmp_path: Path):
     path = tmp_path / "x.csv"
     path.write_text("device,b,b,h,op,latency_us\nt4,1,2,1024,add,500\n")
-    with pytest.raises(UsageError, match="a column is there twice"):
+    with pytest.raises(UsageError, match="a column name occurs twice"):
         read_table(path)
 
 

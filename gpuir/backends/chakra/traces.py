@@ -41,7 +41,7 @@ from gpuir.simulate.timeline import MOST_SPREAD, Timeline, dependent
 
 PREFIX = "workload"
 LARGEST = 16 << 30  # bytes of all files together
-LEFT_OUT = "the host, where a long loop is written out: times are those of kernels"
+LEFT_OUT = "the host, where a long loop is unrolled: times are those of the kernels"
 Axes = tuple[tuple[int, ...], tuple[int, ...]]  # sizes and strides of a group of ranks
 
 
@@ -58,10 +58,10 @@ def step_traces(step: Step) -> Folder:
     for part in step.parts:
         if len(part.kernels_on) > 1:
             raise UsageError(
-                f"@{step.model}: a trace is of ranks that have the same GPU",
-                expected="parts of a pipeline on one kind of GPU each",
+                f"@{step.model}: all ranks in a trace must have the same GPU",
+                expected="stages of a pipeline that each use one kind of GPU",
                 found=f"{', '.join(part.kernels_on)} in one",
-                fix="--pp by kinds of nodes, or a cluster of one kind",
+                fix="choose --pp by the kinds of nodes, or use a cluster with one kind",
             )
 
     if step.pipelined is None:
@@ -138,10 +138,10 @@ def traces(stages: Sequence[Program]) -> Folder:
     size = sum(x.ranks * len(world.trace(i, 0)) for i, x in enumerate(stages))
     if size > LARGEST:
         raise UsageError(
-            f"@{stages[0].runs[0].graph.name}: traces of {world.ranks:,} ranks are too much",
+            f"@{stages[0].runs[0].graph.name}: traces of {world.ranks:,} ranks are too large",
             expected=f"at most {quantity(LARGEST, 'bytes')}",
             found=f"{quantity(size, 'bytes')}",
-            fix="fewer ranks, or fewer layers",
+            fix="use fewer ranks or fewer layers",
         )
     return Folder(world.files)
 
@@ -395,10 +395,10 @@ def _check_count(ran: _Ran, before: int) -> None:
     count = before + sum(x.runs for x in ran.kernels)
     if count > MOST_SPREAD:
         raise UsageError(
-            f"@{ran.graph.name}: too many kernels for a trace, its loops written out",
+            f"@{ran.graph.name}: with its loops unrolled there are too many kernels for a trace",
             expected=f"at most {MOST_SPREAD:,}",
             found=f"{count:,} and more",
-            fix="fewer trips, or fewer microbatches",
+            fix="use fewer trips or fewer microbatches",
         )
 
 
@@ -471,7 +471,7 @@ def _kind(call: t.Collective) -> str:
     """How cells move; UsageError for what Chakra's collectives have no word for."""
     if call.carried_by not in COMM_TYPES:
         raise UsageError(
-            f"{call.fn} of %{call.x.name} has no form in a trace of alike ranks",
+            f"{call.fn} of %{call.x.name} cannot be written into a trace of alike ranks",
             expected=", ".join(COMM_TYPES),
         )
     return call.carried_by

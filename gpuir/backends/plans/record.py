@@ -37,7 +37,7 @@ class Plan:
         if self.batch < 1 or self.batch % parts:
             down, up = self.batch // parts * parts, -(-self.batch // parts) * parts
             raise UsageError(
-                "the batch does not divide among ranks and microbatches",
+                "the batch cannot be split evenly over ranks and microbatches",
                 expected=f"a multiple of {parts}: {p.dp} x {p.ep} ranks (dp, ep), "
                 f"{p.microbatches} microbatches",
                 found=str(self.batch),
@@ -85,11 +85,11 @@ def read_plan(text: str, where: str = "<text>") -> Plan:
     parallel = _degrees(cast(dict[str, Any], degrees), where)
     if (order := given.get("order", [*AXES])) != [*AXES]:
         raise UsageError(
-            "another order of ranks", where=where, expected=", ".join(AXES), found=repr(order)
+            "the order of ranks differs", where=where, expected=", ".join(AXES), found=repr(order)
         )
     if given.get("ranks", parallel.ranks) != parallel.ranks:
         raise UsageError(
-            "the degrees do not give so many ranks",
+            "the product of the degrees is not the number of ranks",
             where=where,
             expected=f"{parallel.ranks}: {parallel}",
             found=str(given["ranks"]),
@@ -97,23 +97,27 @@ def read_plan(text: str, where: str = "<text>") -> Plan:
     names = {name: given.get(name, "") for name in ("model", "cluster")}
     for name, value in names.items():
         if not isinstance(value, str):
-            raise UsageError(f"{name} is not text", where=where, found=repr(value))
+            raise UsageError(f"{name} must be text", where=where, found=repr(value))
     batch = _whole(given.get("batch"), "batch", 1, where)
     cuts = _cuts(given.get("cuts", {}), where)
     recompute = given.get("recompute", False)
     if not isinstance(recompute, bool):
-        raise UsageError("recompute is not true or false", where=where, found=repr(recompute))
+        raise UsageError("recompute must be true or false", where=where, found=repr(recompute))
     return Plan(parallel, batch, **names, cuts=cuts, recompute=recompute)
 
 
 def _cuts(given: object, where: str) -> Cuts:
     if not isinstance(given, dict):
-        raise UsageError("cuts are not by module", where=where, expected='{"fc": "column", ...}')
+        raise UsageError(
+            "the cuts must be an object with modules as keys",
+            where=where,
+            expected='{"fc": "column", ...}',
+        )
     found = cast(dict[str, Any], given)
     for module, kind in found.items():
         if kind not in CUT_KINDS:
             raise UsageError(
-                f"no such cut of {module!r}",
+                f"the cut of {module!r} is unknown",
                 where=where,
                 expected=", ".join(CUT_KINDS),
                 found=repr(kind),
@@ -128,19 +132,24 @@ def _degrees(given: dict[str, Any], where: str) -> Parallel:
         if name in values:
             _whole(values[name], name, 0 if name == "zero" else 1, where)
     if values.get("zero", 0) > 3:
-        raise UsageError("no such stage of ZeRO", where=where, expected="0 to 3")
+        raise UsageError("the stage of ZeRO is unknown", where=where, expected="0 to 3")
     for name in ("sequence", "overlap"):
         if not isinstance(values.get(name, False), bool):
-            raise UsageError(f"{name} is not true or false", where=where)
+            raise UsageError(f"{name} must be true or false", where=where)
     schedules = get_args(PipelineSchedule)
     if (schedule := values.get("schedule", "1f1b")) not in schedules:
         raise UsageError(
-            "no such schedule", where=where, expected=", ".join(schedules), found=repr(schedule)
+            "the schedule is unknown",
+            where=where,
+            expected=", ".join(schedules),
+            found=repr(schedule),
         )
     exchanges = get_args(ContextExchange)
     if (exchange := values.get("exchange", "")) not in exchanges:
         named = ", ".join(x for x in exchanges if x)
-        raise UsageError("no such exchange", where=where, expected=named, found=repr(exchange))
+        raise UsageError(
+            "the exchange is unknown", where=where, expected=named, found=repr(exchange)
+        )
     return Parallel(**values)
 
 
@@ -149,14 +158,17 @@ def _check_keys(given: Mapping[str, Any], known: Iterable[str], where: str) -> N
     for name in given:
         if name not in names:
             raise UsageError(
-                "no such field of a plan", where=where, found=name, fix=nearest(name, names)
+                "a plan has no field of this name",
+                where=where,
+                found=name,
+                fix=nearest(name, names),
             )
 
 
 def _whole(value: object, name: str, least: int, where: str) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
         raise UsageError(
-            f"{name} is not a number of the right kind",
+            f"{name} is not a valid number",
             where=where,
             expected=f"a whole number, at least {least}",
             found=repr(value),

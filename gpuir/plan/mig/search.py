@@ -222,9 +222,9 @@ class Search:
         name = self.setting.workloads[workload].name
         gpu, bytes_ = min(missing.items(), key=lambda x: x[1])
         raise UsageError(
-            f"{name} fits no GPU that is given",
-            found=f"{gpu} is {bytes_ / 2**30:.2f} GiB too small",
-            fix="a smaller batch, a narrower dtype, or a larger GPU",
+            f"{name} fits none of the given GPUs",
+            found=f"{gpu} has {bytes_ / 2**30:.2f} GiB less than it needs",
+            fix="use a smaller batch, a narrower data type or a larger GPU",
         )
 
     # ---- seats by themselves --------------------------------------------------------------------
@@ -285,9 +285,9 @@ class Search:
         outcomes = [self.outcome(plan) for plan in plans]
         if not outcomes:
             raise UsageError(
-                "the models fit no division of these GPUs together",
+                "the models together fit no division of these GPUs",
                 found="\n".join(self._too_small()),
-                fix="smaller batches, fewer models, more GPUs, or other --ways to share",
+                fix="use smaller batches, fewer models, more GPUs, or other --ways to share a GPU",
             )
         outcomes.sort(key=self._order)
         names = [(w, t, b) for (w, t), b in self.left.items()]

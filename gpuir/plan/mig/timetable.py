@@ -103,30 +103,35 @@ def read_day(path: str, names: Sequence[str]) -> tuple[Stretch, ...]:
     fix = "the first line is like: time,resnet50,bert"
     if len(lines) < 2 or lines[0][0].strip().lower() != "time":
         found = ",".join(lines[0])[:60] if lines else "nothing"
-        raise UsageError("no table of rates over a day", where=path, found=found, fix=fix)
+        raise UsageError(
+            "the file is not a table of rates over a day", where=path, found=found, fix=fix
+        )
     head = [cell.strip() for cell in lines[0][1:]]
     for name in head:
         if name not in names or head.count(name) > 1:
             twice = name in names
             raise UsageError(
-                f"two columns are called {name}" if twice else f"no model is called {name!r}",
+                f"two columns have the name {name}" if twice else f"no model has the name {name!r}",
                 where=path,
                 expected=", ".join(names),
                 fix="leave one" if twice else nearest(name, names),
             )
     if len(lines) > MOST_STRETCHES + 1:
         raise UsageError(
-            "too many lines for a day", where=path, expected=f"at most {MOST_STRETCHES}",
-            found=str(len(lines) - 1), fix="one a minute or fewer",
-        )  # fmt: skip
+            "the table has too many lines for a day",
+            where=path,
+            expected=f"at most {MOST_STRETCHES}",
+            found=str(len(lines) - 1),
+            fix="at most one line a minute",
+        )
     rows = [_row(line, head, f"{path}:{i}") for i, line in enumerate(lines[1:], 2)]
     starts = [start for start, _ in rows]
     if starts != sorted(set(starts)) or starts[0] != 0:
         raise UsageError(
-            "the times of a day rise from 0:00",
+            "the times of day must start at 0:00 and increase",
             where=path,
             found=", ".join(line[0].strip() for line in lines[1:4]),
-            fix="begin with 0:00, and sort the lines",
+            fix="start with 0:00, and sort the lines",
         )
     ends = [*starts[1:], DAY_S]
     return tuple(
@@ -138,14 +143,14 @@ def read_day(path: str, names: Sequence[str]) -> tuple[Stretch, ...]:
 def _row(line: Sequence[str], head: Sequence[str], where: str) -> tuple[float, dict[str, float]]:
     if len(line) != len(head) + 1:
         raise UsageError(
-            "a line has as many cells as the first", where=where,
+            "a line must have as many cells as the first line", where=where,
             expected=str(len(head) + 1), found=str(len(line)), fix="correct the line",
         )  # fmt: skip
     clock = re.fullmatch(r"(\d{1,2})(?::([0-5]\d))?", line[0].strip())
     start = float(clock[1]) * 3600 + float(clock[2] or 0) * 60 if clock else DAY_S
     if start >= DAY_S:
         raise UsageError(
-            "no time of a day", where=where, expected="07:30 or an hour from 0 to 23",
+            "the time of day is not valid", where=where, expected="07:30, or an hour from 0 to 23",
             found=line[0][:40], fix="correct the line",
         )  # fmt: skip
     rates: dict[str, float] = {}
@@ -156,9 +161,12 @@ def _row(line: Sequence[str], head: Sequence[str], where: str) -> tuple[float, d
             rate = -1.0
         if not 0 <= rate <= 1e7:
             raise UsageError(
-                f"no rate of {name}", where=where, expected="requests a second, 0 or more",
-                found=cell[:40] or "nothing", fix="correct the line",
-            )  # fmt: skip
+                f"the rate of {name} is not valid",
+                where=where,
+                expected="requests a second, 0 or more",
+                found=cell[:40] or "nothing",
+                fix="correct the line",
+            )
         rates[name] = rate
     return start, rates
 

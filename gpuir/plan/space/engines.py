@@ -44,7 +44,7 @@ def find_engine(name: str, workers: int | None) -> Engine:
     if name == "ray":
         return Ray(workers)
     if name != "local":
-        raise UsageError(f"no engine is called {name!r}", fix=nearest(name, ENGINES))
+        raise UsageError(f"no engine has the name {name!r}", fix=nearest(name, ENGINES))
     count = workers or os.cpu_count() or 1
     return Here() if count == 1 else Local(count)
 

@@ -205,12 +205,15 @@ def space_of(raw: Mapping[str, Any], where: str) -> Space:
     if not space.columns:
         reader.refuse(
             "targets",
-            "nothing to run on",
+            "the space has no targets",
             fix='targets = ["a100"], a table [hardware] or [[plans]]',
         )
     if space.points > LARGEST:
         reader.refuse(
-            "", "too many points", expected=f"at most {LARGEST:,}", found=f"{space.points:,}"
+            "",
+            "the space has too many points",
+            expected=f"at most {LARGEST:,}",
+            found=f"{space.points:,}",
         )
     return space
 
@@ -229,11 +232,13 @@ class _Reader:
 
     def keys(self, table: object, place: str, known: Iterable[str]) -> None:
         if not isinstance(table, dict):
-            self.refuse(place, "this is a table", found=repr(table)[:80], fix=f"write [{place}]")
+            self.refuse(
+                place, "this must be a table", found=repr(table)[:80], fix=f"write [{place}]"
+            )
         for key in cast("dict[str, Any]", table):
             if key not in known:
                 inner = f"{place}.{key}" if place else key
-                self.refuse(inner, f"no key is called {key!r} here", fix=nearest(key, known))
+                self.refuse(inner, f"no key has the name {key!r} here", fix=nearest(key, known))
 
     def axis(
         self,
@@ -254,9 +259,9 @@ class _Reader:
         if not values:
             self.refuse(
                 place,
-                "an axis is empty",
-                expected="one value or more",
-                fix="leave it out, or fill it",
+                "an axis has no values",
+                expected="at least one value",
+                fix="remove the axis, or give it values",
             )
         found: list[Any] = []
         found += [x for i, x in enumerate(values) if x not in values[:i]]
@@ -264,7 +269,7 @@ class _Reader:
 
     def text(self, value: object, place: str, like: str) -> str:
         if not isinstance(value, str) or not value:
-            self.refuse(place, "this is text", expected=like, found=repr(value)[:80])
+            self.refuse(place, "this must be text", expected=like, found=repr(value)[:80])
         return value
 
     def beside(self, name: str) -> str:
@@ -287,7 +292,9 @@ class _Reader:
 
     def dims(self, table: object, place: str) -> dict[str, tuple[int, ...]]:
         if not isinstance(table, dict):
-            self.refuse(place, "this is a table", found=repr(table)[:80], fix=f"write [{place}]")
+            self.refuse(
+                place, "this must be a table", found=repr(table)[:80], fix=f"write [{place}]"
+            )
         found: dict[str, tuple[int, ...]] = {}
         for name in cast("dict[str, Any]", table):
             numbers = self.numbers(cast("dict[str, Any]", table), name, place)
@@ -295,7 +302,7 @@ class _Reader:
                 if not float(n).is_integer() or not 0 <= n <= LARGEST:
                     self.refuse(
                         f"{place}.{name}",
-                        "an impossible size",
+                        "a size is not valid",
                         expected=f"whole numbers, at most {LARGEST:,}",
                         found=n,
                     )
@@ -323,8 +330,8 @@ class _Reader:
         if not isinstance(count, int) or not 2 <= count <= 1_000_000 or last <= first:
             self.refuse(
                 place,
-                "no even steps",
-                expected=f"from below to, 2 or more of them: {like}",
+                "the steps are not valid",
+                expected=f"steps from a number up to a larger one, in at least 2 steps: {like}",
                 found=table,
             )
         steps = [first + (last - first) * i / (count - 1) for i in range(count)]
@@ -333,7 +340,7 @@ class _Reader:
     def number(self, value: object, place: str) -> None:
         plain = isinstance(value, int | float) and not isinstance(value, bool)
         if not isinstance(value, int | float) or not plain or not math.isfinite(value):
-            self.refuse(place, "this is a number", found=repr(value)[:80])
+            self.refuse(place, "this must be a number", found=repr(value)[:80])
 
     def dtype(self, value: object) -> str:
         name = self.text(value, "dtypes", '"f16"')
@@ -358,7 +365,7 @@ class _Reader:
             ):
                 self.refuse(
                     f"load.{key}",
-                    "of another type",
+                    "the value has the wrong type",
                     expected=wanted.__name__,
                     found=repr(value)[:80],
                 )
@@ -404,9 +411,9 @@ class _Reader:
         if not given.get("set"):
             self.refuse(
                 "hardware.set",
-                "no numbers are set",
-                expected="numbers of a target by their path: sms = [80, 108, 132]",
-                fix='targets = ["a100"] runs GPUs as they are',
+                "the table changes no numbers",
+                expected="paths of numbers of a target, for example sms = [80, 108, 132]",
+                fix='use targets = ["a100"] for unchanged GPUs',
             )
         numbers = {
             path: tuple(self.numbers({path: value}, path, "hardware.set"))
@@ -435,7 +442,7 @@ class _Reader:
             for key, values in axes.items():
                 for n in values:
                     if not isinstance(n, int) or isinstance(n, bool) or n < (key != "zero"):
-                        self.refuse(f"{place}.{key}", "this counts from 1", found=repr(n)[:80])
+                        self.refuse(f"{place}.{key}", "this must be at least 1", found=repr(n)[:80])
             for name in self.axis(table, "cluster", required=True, place=place):
                 cluster = self.beside(self.text(name, f"{place}.cluster", '"dgx-h100"'))
                 self.checked(lambda cluster=cluster: load_cluster(cluster), f"{place}.cluster")

@@ -55,19 +55,19 @@ class Store:
         elif found != self.versions:
             self.close()
             raise UsageError(
-                "the store is of another version",
+                "the store was made by another version",
                 where=self.path,
                 expected=_listed(self.versions),
                 found=_listed(found),
-                fix="name another --store, or delete the file: all in it can be computed again",
+                fix="use another --store, or delete the file: gpuir can compute its content again",
             )
 
     def _unusable(self, error: sqlite3.Error) -> UsageError:
         return UsageError(
-            "cannot use the store",
+            "gpuir cannot use the store",
             where=self.path,
             found=str(error),
-            fix="name another --store, or delete the file",
+            fix="use another --store, or delete the file",
         )
 
     def programs(self, keys: Sequence[str]) -> dict[str, str]:
