@@ -85,7 +85,7 @@ def command(**given: Any) -> None:
     with blamed(backend, f"the format {given['format']!r}"):
         text = backend(summaries, shape)
     if not isinstance(text, str | bytes | Folder):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise PluginError(f"the format {given['format']!r} gives no text", found=repr(text))
+        raise PluginError(f"the format {given['format']!r} returns no text", found=repr(text))
     if given["format"] != "table" or given["output"]:
         for warning in warnings:
             warn(warning)

@@ -61,10 +61,10 @@ def command(plan: str | None, target: str | None, out: str, budget_s: float, dry
         journal = table.with_name(f"{table.name}.csv")
         if os.path.exists(table) and not os.path.exists(journal):
             raise UsageError(
-                "the table is not of a campaign that can go on",
+                "the table does not belong to a campaign that can continue",
                 where=out,
-                expected=f"its rows in {journal} too",
-                fix="name another file to write",
+                expected=f"the file {journal} with its rows",
+                fix="use another file for the output",
             )
     left = collect.remaining(problems, journal, name)
     expected_s = collect.expected_s(device, left, budget_s)

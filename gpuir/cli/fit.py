@@ -45,7 +45,9 @@ def command(files: tuple[Path, ...], out: Path, seed: int, without: str, quick: 
     check_ahead(str(out))
     described = out.with_suffix(".md")
     if out == described:
-        raise UsageError("the card would take the place of the weights", fix="-o NAME.json")
+        raise UsageError(
+            "the file of the card would overwrite the file of the weights", fix="-o NAME.json"
+        )
     left_out = load_target(without).device if without else ""
     learn.load_torch()  # that it is missing is said before the tables are read
     tables = [read_table(file, checkout.readers()) for file in files]
@@ -54,7 +56,7 @@ def command(files: tuple[Path, ...], out: Path, seed: int, without: str, quick: 
     if not model:
         skipped = {reason for t in tables for reason in t.skipped}
         raise UsageError(
-            "no row to fit to",
+            "the tables have no rows to fit to",
             where=", ".join(map(str, files)),
             expected="measurements well above the launch floor"
             + (f", of other GPUs than {without}" if without else ""),

@@ -59,7 +59,9 @@ class Kept:
             _check(head, here, self.path)
             self.known = read_lines(rest, self.path, first=2)
         elif not json.dumps(here).startswith(self.text):
-            raise UsageError("no file of an earlier search", where=self.path, fix=FIX)
+            raise UsageError(
+                "the file does not come from an earlier search", where=self.path, fix=FIX
+            )
         if whole != self.text or not whole:
             self._write("w", whole or json.dumps(here) + "\n")
 
@@ -75,10 +77,10 @@ class Kept:
                 out.write(text)
         except OSError as error:
             raise UsageError(
-                "cannot keep what is simulated",
+                "cannot save the results of the search",
                 where=str(self.path),
                 found=error.strerror or str(error),
-                fix="--resume a file elsewhere",
+                fix="give --resume a file elsewhere",
             ) from error
 
 
@@ -162,7 +164,9 @@ def _check(head: str, here: Mapping[str, Any], path: str) -> None:
             raise ValueError
         decided, options = dict(there["decides"]), dict(there["options"])
     except (ValueError, KeyError, TypeError):
-        raise UsageError("no file of an earlier search", where=path, fix=FIX) from None
+        raise UsageError(
+            "the file does not come from an earlier search", where=path, fix=FIX
+        ) from None
     found: dict[str, tuple[str, str]] = {}  # what is said of each here, and was said there
     for name, value in here["decides"].items():
         if (old := decided.get(name)) == value:
@@ -176,7 +180,7 @@ def _check(head: str, here: Mapping[str, Any], path: str) -> None:
         found |= differ or {name: (f"{changed} now", f"{changed.replace('says', 'said')} then")}
     if found:
         raise UsageError(
-            "it keeps plans of another search",
+            "the file belongs to another search",
             where=path,
             expected=", ".join(new for new, _ in found.values()),
             found=", ".join(old for _, old in found.values()),

@@ -69,7 +69,7 @@ def search(given: dict[str, Any], loaded: Loaded) -> list[LargestFit]:
     how = options.load_options(given, loaded)
     if option := options.given_size(how, dim):
         raise UsageError(
-            f"{option} gives {dim} a value, and --dim searches it", fix="leave one of them out"
+            f"{option} sets {dim}, but --dim searches it", fix="remove one of the two options"
         )
 
     profile = loaded.profile(given["profile"]) if given["profile"] else None

@@ -86,7 +86,7 @@ def analyze(
     for name in profiles:
         gpuir.load_profile(name)
     if given["settings"] and not targets:
-        raise UsageError("--set changes a target, and none is given", fix="--target NAME")
+        raise UsageError("--set needs a target", fix="--target NAME")
     predictor = given["predictor"]
     own = find_predictor(predictor, loaded.predictors)
     if predictor.partition("@")[0] in loaded.predictors:
@@ -150,8 +150,8 @@ def refuse_opaque(g: Graph) -> None:
         for op in inside:
             if isinstance(op, Opaque):
                 raise ModelError(
-                    f"{op.kind} is not modelled, and --strict refuses it",
+                    f"{op.kind} is not modelled, and --strict does not allow that",
                     where=" + ".join(node.locs),
-                    fix="leave --strict out: its operands and results are then counted, its "
-                    "arithmetic is not",
+                    fix="without --strict, gpuir counts its operands and results, but "
+                    "not its arithmetic",
                 )

@@ -88,7 +88,7 @@ class Models(click.ParamType):  # type: ignore[type-arg]
         found = re.fullmatch(r"(\d{1,9}(?:\.\d{1,9})?)(us|ms|s)", text)
         if found is None or not float(found[1]):
             shown = options.shorter(text)
-            self.fail(f"deadline={shown} is no time: write 50ms or 0.2s", param, ctx)
+            self.fail(f"deadline={shown} is not a valid time: write 50ms or 0.2s", param, ctx)
         return float(found[1]) * UNITS[found[2]]
 
 
@@ -202,24 +202,26 @@ def kinds_of(given: dict[str, Any]) -> tuple[Kind, ...]:
         target = load_target(found[2])
         if target.slice is not None:
             raise UsageError(
-                "a plan is for whole GPUs", found=text, fix=f"--gpu {target.slice.gpu}"
+                "--gpu must be a whole GPU, not a MIG slice",
+                found=text,
+                fix=f"--gpu {target.slice.gpu}",
             )
         if is_changed(found[2]):
             raise UsageError(
-                "a plan is for GPUs as they are",
+                "--gpu must be a GPU without changed numbers",
                 found=text,
                 fix="write the numbers into a file: gpuir targets NAME --set ... --format toml",
             )
         if not 0 < int(found[1] or 1) <= 64:
-            raise UsageError("that many GPUs make no node", found=text, fix="from 1 to 64")
+            raise UsageError("the number of GPUs is out of range", found=text, fix="from 1 to 64")
         name = found[2] if is_path(found[2]) else target.name
         counts[name] = counts.get(name, 0) + int(found[1] or 1)
     found = {name: price_of(load_target(name), prices) for name in counts}
     unknown = [name for name, price in found.items() if price is None]
     if given["objective"] == "cost" and unknown:
         raise UsageError(
-            f"no price of {', '.join(unknown)} is known",
-            fix=f"--price {unknown[0]}=1.5, US dollars an hour",
+            f"no price is known for {', '.join(unknown)}",
+            fix=f"give a price in US dollars an hour: --price {unknown[0]}=1.5",
         )
     return tuple(
         Kind(name, count, None if (p := found[name]) is None else p.usd_per_hour)

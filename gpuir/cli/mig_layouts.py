@@ -52,17 +52,21 @@ def command(gpu: str, **given: Any) -> None:
     mig = mig_of(target)
     if given["devices"] is not None and given["format"] not in OF_A_NODE:
         raise UsageError(
-            "--devices has no use here", fix=f"leave it out, or --format {' or '.join(OF_A_NODE)}"
+            "--devices has no effect on this format",
+            fix=f"remove it, or use --format {' or '.join(OF_A_NODE)}",
         )
     if given["place"] is not None:
         if given["everything"] or given["profiles"]:
-            raise UsageError("--place is one layout", fix="leave --all and --profiles out")
+            raise UsageError(
+                "--place shows one layout, so --all and --profiles have no effect",
+                fix="remove --all and --profiles",
+            )
         emit(_of_one(target, mig, given), given["output"])
         return
     if given["format"] in OF_ONE_LAYOUT:
         raise UsageError(
-            f"format {given['format']!r} is of one layout",
-            fix=f"name one: gpuir mig layouts {gpu} --place {mig.profiles[0].name}",
+            f"the format {given['format']!r} shows one layout",
+            fix=f"give the layout: gpuir mig layouts {gpu} --place {mig.profiles[0].name}",
         )
     kinds = _kinds(target, mig, given["profiles"])
     packed = not given["everything"]
@@ -140,7 +144,9 @@ def _devices(text: str | None, default: Sequence[int | None]) -> list[int | None
         return list(default)
     names = [name.strip() for name in text.split(",")]
     if not all(re.fullmatch(r"\d{1,3}", name) for name in names):
-        raise UsageError("--devices are numbers", expected="like 0,1", found=options.shorter(text))
+        raise UsageError(
+            "--devices must be a list of numbers", expected="like 0,1", found=options.shorter(text)
+        )
     return list(dict.fromkeys(map(int, names)))
 
 
@@ -167,24 +173,26 @@ def _items(target: Target, mig: Mig, text: str) -> list[tuple[Profile, tuple[int
         found = ITEM.fullmatch(item.strip())
         if found is None:
             raise UsageError(
-                "--place is not a list of instances",
-                expected="like 3g.20gb+2x1g.5gb, or 3g.20gb/1c/2c",
+                "--place must be a list of instances",
+                expected="for example 3g.20gb+2x1g.5gb, or 3g.20gb/1c/2c",
                 found=options.shorter(text),
             )
         profile = mig.find(found[2], f"{target.name}:{found[2]}")
         parts = tuple(int(part[:-1]) for part in found[3].split("/")[1:])
         if 0 in parts or sum(parts) > profile.compute_slices:
             raise TargetError(
-                f"the compute instances do not fit {profile.name}",
+                f"the compute instances do not fit into {profile.name}",
                 where=f"{target.name}:{item.strip()}",
-                expected=f"each of 1c or more, {profile.compute_slices}c together",
+                expected=f"at least 1c each, and {profile.compute_slices}c together",
                 found=f"{sum(parts)}c",
-                fix="take smaller ones or fewer",
+                fix="use smaller compute instances, or fewer",
             )
         count = int(found[1] or 1)
         if not 0 < count <= MOST - len(named):
             raise UsageError(
-                "no GPU has so many instances", where=f"--place {item.strip()}", found=str(count)
+                "no GPU can have so many instances",
+                where=f"--place {item.strip()}",
+                found=str(count),
             )
         named += [(profile, parts)] * count
     return named

@@ -44,7 +44,9 @@ def command(**given: Any) -> None:
     check_ahead(given["output"])
     if given["format"] not in ("table", "json"):
         close = nearest(given["format"], ("table", "json"))
-        raise UsageError(f"a timetable has no form {given['format']!r}", fix=close)
+        raise UsageError(
+            f"a timetable cannot be printed in the format {given['format']!r}", fix=close
+        )
     kinds = kinds_of(given)
     found = Runner(given)
     day = read_day(given["day"], [w.name for w in found.workloads])

@@ -59,9 +59,9 @@ def load_modules(names: Iterable[str]) -> Loaded:
             raise UsageError(
                 "the module adds nothing",
                 where=f"--load {name}",
-                expected=f"a dictionary called {', '.join(TABLES[:-1])} or {TABLES[-1]}",
+                expected=f"a dictionary with the name {', '.join(TABLES[:-1])} or {TABLES[-1]}",
                 found=", ".join(sorted(n for n in vars(module) if not n.startswith("_"))),
-                fix='add one, like PASSES = {"my-pass": MyPass}',
+                fix='add one, for example PASSES = {"my-pass": MyPass}',
             )
         for table, found in tables.items():
             mine: dict[str, Any] = getattr(loaded, table.lower())
@@ -88,6 +88,10 @@ def _check(where: str, table: str, key: str, thing: object) -> None:
     }
     ours, fits, expected = rules[table]
     if key in ours:
-        raise UsageError("gpuir has one of that name", where=where, fix="give it another name")
+        raise UsageError(
+            "gpuir already has something with this name", where=where, fix="give it another name"
+        )
     if not fits(thing):
-        raise UsageError("this cannot be used", where=where, expected=expected, found=repr(thing))
+        raise UsageError(
+            "gpuir cannot use this object", where=where, expected=expected, found=repr(thing)
+        )

@@ -62,7 +62,7 @@ def _check_named(path: str | None) -> None:
     from gpuir.ir.errors import UsageError
 
     if not path or path == "-":
-        raise UsageError("this format fills a folder", fix="-o FOLDER")
+        raise UsageError("this format writes a folder", fix="-o FOLDER")
 
 
 def check_ahead(path: str | None, folder: bool = False) -> None:
@@ -97,7 +97,9 @@ def check_ahead(path: str | None, folder: bool = False) -> None:
     same = [x for x in _outputs() if os.path.realpath(x) == os.path.realpath(path)]
     if len(same) > 1 and (mode is None or stat.S_ISREG(mode)):
         raise UsageError(
-            "two results would be written to one file", where=path, fix="name another for one"
+            "two results would be written to one file",
+            where=path,
+            fix="give one of them another file",
         )
     if mode is not None and stat.S_ISREG(mode):
         for named in _named_files():

@@ -158,9 +158,9 @@ def _no_zero(stages: tuple[int, ...] | None) -> None:
 
     if any(stages or ()):
         raise UsageError(
-            "ZeRO is of training",
+            "--zero needs a training step with an optimizer",
             found=f"--zero {','.join(map(str, stages or ()))}",
-            fix="--train --optimizer adamw, or leave --zero out",
+            fix="add --train --optimizer adamw, or remove --zero",
         )
 
 
@@ -173,9 +173,9 @@ def _prices(given: dict[str, Any], machine: Cluster) -> dict[str, Price]:
         if not any(name in (target.name, target.device) for target in targets):
             own = " or ".join(f"--price {x.name}={price.usd_per_hour:g}" for x in targets)
             raise UsageError(
-                f"{machine.name} has no GPU of that name",
+                f"{machine.name} has no GPU with this name",
                 where=f"--price {name}={price.usd_per_hour:g}",
-                fix=f"{own}, or leave it out",
+                fix=f"{own}, or remove it",
             )
     return prices
 
@@ -205,8 +205,8 @@ def measured(g: Graph, machine: Cluster, batch: int | None) -> Model:
 
     if batch is None:
         raise UsageError(
-            "which dimension is the batch is not known",
-            fix="--dims batch=256, of a whole step, all GPUs together",
+            "gpuir cannot tell which dimension is the batch",
+            fix="give the batch of a whole step on all GPUs together: --dims batch=256",
         )
     targets, dtype = machine.targets, product_dtype(g, rounded=True)
     sizes: dict[str, int] = {"weight": 0, "optimizer": 0}

@@ -99,7 +99,7 @@ def _ways(text: str | None) -> tuple[Way, ...]:
     for name in names:
         if name not in ALL:
             raise UsageError(
-                f"--cut: no way to place a table is called {name!r}",
+                f"--cut: {name!r} is not a way to place a table",
                 expected=", ".join(ALL),
                 fix=nearest(name, ALL),
             )
@@ -118,7 +118,7 @@ def _assumed(found: Found) -> list[str]:
         "a GPU looks all its tables up in one launch, and updates them in one; sums travel in f32",
     ]
     if all(p.table.spread.is_uniform for p in found.plan.placements):
-        notes.append("indices name each row of a table as often as any other (field `indices`)")
+        notes.append("every row of a table is looked up equally often (field `indices`)")
     if any(p.option.way == "row" for p in found.plan.placements):
-        notes.append("rows are dealt out one by one, the most frequent first")
+        notes.append("rows are distributed one by one, the most frequent rows first")
     return notes

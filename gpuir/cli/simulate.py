@@ -165,7 +165,9 @@ def _slow(given: tuple[tuple[tuple[str, float], ...], ...]) -> dict[int, float]:
     for rank, factor in (pair for pairs in given for pair in pairs):
         if not rank.isdecimal():
             raise UsageError(
-                "a slow rank is a number", found=f"--slow {rank}={factor:g}", fix="--slow 0=1.3"
+                "the factor of a slow rank is not valid",
+                found=f"--slow {rank}={factor:g}",
+                fix="--slow 0=1.3",
             )
         found[int(rank)] = factor
     return found
@@ -179,15 +181,18 @@ def _planned(form: str, step: Step, batch: int | None) -> str:
 
     if batch is None:
         raise UsageError(
-            f"the format {form!r} says how large the batch is", fix="--dims batch=8, say"
+            f"the format {form!r} needs the size of the batch", fix="for example --dims batch=8"
         )
     graphs = [run.graph for part in step.parts for run in part.runs]
     found = [module_cuts(g) for g in graphs]
     cuts = dict(cut for known, _ in found for cut in known)
     if step.is_mixed and len(step.parts) > 1:
         sizes = ", ".join(f"{part.params:,}" for part in step.parts)
-        warn(f"parts are cut for their GPUs ({sizes} weights a rank): the plan says degrees alone")
+        warn(
+            f"the pipeline stages are sized for their GPUs ({sizes} weights a "
+            "rank), but the plan file holds only the degrees"
+        )
     for name in dict.fromkeys(name for _, others in found for name in others):
-        warn(f"{name} is cut over tp in a way that the plan has no word for")
+        warn(f"{name} is split over tp in a way that the plan file cannot describe")
     plan = Plan(step.parallel, batch, step.model, step.cluster, tuple(cuts.items()))
     return PLAN_FORMATS[form](plan)

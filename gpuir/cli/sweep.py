@@ -118,11 +118,13 @@ def command(**given: Any) -> None:
         return
     for name in OF_SPACES:
         if given[name]:
-            raise UsageError(f"--{name} is of a design space", fix="name a SPACE.toml")
+            raise UsageError(f"--{name} is an option for design spaces", fix="give a SPACE.toml")
     plot = given["plot"]
     check_ahead(given["output"])
     if plot and not plot.endswith(PICTURES):
-        raise UsageError("--plot makes PNG and SVG", found=plot, fix="FILE.png or FILE.svg")
+        raise UsageError(
+            "--plot writes only PNG and SVG files", found=plot, fix="FILE.png or FILE.svg"
+        )
     check_ahead(plot)
     found = run(given, load_modules(given["modules"]))
     texts = {
@@ -155,8 +157,8 @@ def sweep_space(given: dict[str, Any]) -> None:
         said = context.get_parameter_source(name) == click.core.ParameterSource.COMMANDLINE
         if said and name not in (*OF_SPACES, "model", "output"):
             raise UsageError(
-                f"{name} is for one model, and {given['model']} is a space",
-                fix="say it in the file: docs/explanation/scale.md has its keys",
+                f"{name} is an option for one model, but {given['model']} is a design space",
+                fix="write it into the file: docs/explanation/scale.md lists the keys",
             )
     check_ahead(given["output"], folder=True)
     parquet()
@@ -191,15 +193,15 @@ def run(given: dict[str, Any], loaded: Loaded) -> Sweep:
     if twice := [(name, o) for name in axes if (o := options.given_size(how, name))]:
         name, option = twice[0]
         raise UsageError(
-            f"{option} gives {name} a value, and the sweep many", fix="leave one of them out"
+            f"{option} sets {name}, but the sweep changes it", fix="remove one of the two options"
         )
     count = prod(map(len, axes.values())) * len(targets) * len(profiles)
     if count > options.MOST_RUNS:
         raise UsageError(
             "too many runs for one sweep",
             expected=f"at most {options.MOST_RUNS:,}",
-            found=f"{count:,}: sizes times targets times profiles",
-            fix="fewer sizes: 1..4096 doubles from one to the next",
+            found=f"{count:,} runs (sizes x targets x profiles)",
+            fix="use fewer sizes: 1..4096 doubles from one size to the next",
         )
     passes = options.pipeline_of(given, loaded)
     predictor = find_predictor(given["predictor"], loaded.predictors)
@@ -249,8 +251,10 @@ def axes_of(given: dict[str, Any]) -> dict[str, tuple[int, ...]]:
     axes: dict[str, tuple[int, ...]] = {}
     for name, values in (*asked, *given["other_sizes"]):
         if name in axes:
-            raise UsageError(f"{name} is swept twice", fix=f"--dim {name}=1,2,4..256 once")
+            raise UsageError(
+                f"{name} is listed twice in the sweep", fix=f"--dim {name}=1,2,4..256 once"
+            )
         axes[name] = values
     if not axes:
-        raise UsageError("nothing to sweep", fix="--batch 1,2,4..256, or --dim seq=128..4096")
+        raise UsageError("the sweep has no sizes", fix="--batch 1,2,4..256, or --dim seq=128..4096")
     return axes

@@ -41,7 +41,7 @@ def command(name: str | None, check: bool, format: str, width: int | None, **giv
     from gpuir.ir.errors import UsageError
 
     if given["settings"] and not name:
-        raise UsageError("--set changes a target, and none is given", fix="gpuir targets NAME ...")
+        raise UsageError("--set needs a target", fix="gpuir targets NAME ...")
     path = given["output"]
     shape = layout(width, path)
     page = Page(shape.width, shape.color)
@@ -166,7 +166,9 @@ def toml(targets: list[Target]) -> str:
     from gpuir.targets.load import dump_target
 
     if len(targets) > 1:
-        raise UsageError("format 'toml' holds one target", fix="name one: gpuir targets a100 ...")
+        raise UsageError(
+            "the format 'toml' can hold only one target", fix="give one: gpuir targets a100 ..."
+        )
     return dump_target(targets[0])
 
 

@@ -98,7 +98,7 @@ def test_a_config_with_attention_spelt_out(config: str):
     tried = {x["changes"][0]["what"]: x for x in trials}
     assert "the compiled profile" in tried and tried["numbers in bf16"]["gain"] >= 0.02
     assert "fused attention" in tried and "TF32" in tried
-    assert "5,003 made 5,008, wherever a dimension has it" in tried
+    assert "change 5,003 to 5,008 wherever a dimension has this size" in tried
 
 
 def test_a_training_step(config: str):

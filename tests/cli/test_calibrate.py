@@ -250,11 +250,11 @@ def test_a_campaign_in_parquet(folder: Path):
     assert "c.parquet: 0 rows added" in run("collect", *args).stdout
     assert "linear" in run("eval", "kernels", "c.parquet").stdout
     (folder / "c.parquet.csv").unlink()  # the rows of somebody else are not written over
-    assert "not of a campaign" in run("collect", *args, status=2).stderr
+    assert "the table does not belong to a campaign that" in run("collect", *args, status=2).stderr
     assert (folder / "c.parquet").stat().st_size
 
 
 def test_a_wrong_plan_is_refused(folder: Path):
     (folder / "wrong.toml").write_text(PLAN)
     stderr = run("collect", "--target", "cpu", "--plan", "wrong.toml", status=2).stderr
-    assert "wrong.toml:grid[0]: no such extent: cells" in stderr
+    assert "wrong.toml:grid[0]: no extent has the name cells" in stderr

@@ -144,7 +144,7 @@ def test_a_tiled_graph_keeps_its_target(folder: Path):
         ),
         (("--predictor", "roofline"), "predictor has no effect"),
         (("--tf32",), "tf32 has no effect"),
-        (("--set", "sms=10"), "--set changes a target, and none is given"),
+        (("--set", "sms=10"), "--set needs a target"),
         (("--target", "t4", "--set", "sms=10"), "was made for another target"),
     ],
 )
@@ -432,7 +432,7 @@ BACKENDS = {"none": lambda summaries, layout: None, "raises": lambda summaries, 
         (("analyze", "--target", "t4", "--predictor", "odd"), "time_s is nan"),
         (("analyze", "--target", "t4", "--predictor", "none"), "returns no cost"),
         (("analyze", "--target", "t4", "--predictor", "one"), "takes 1 positional argument"),
-        (("analyze", "--target", "t4", "--format", "none"), "the format 'none' gives no text"),
+        (("analyze", "--target", "t4", "--format", "none"), "the format 'none' returns no text"),
         (("analyze", "--target", "t4", "--format", "raises"), "the format 'raises' failed"),
     ],
 )
@@ -446,7 +446,7 @@ def test_what_a_module_breaks_is_its_own(folder: Path, args: tuple[str, ...], me
     ("text", "message"),
     [
         ("PASSES = {'mine': 3}", "expected: a subclass of gpuir.passes.manager.Pass"),
-        ("PREDICTORS = {'tile': print}", "gpuir has one of that name"),
+        ("PREDICTORS = {'tile': print}", "gpuir already has something with this name"),
         ("TARGETS = {'mine': 3}", "the path of a spec file"),
         ("import sys; sys.exit(0)", "SystemExit: 0"),
     ],

@@ -38,7 +38,7 @@ def test_weights_and_their_card(folder: Path):
     [
         (("gone.csv", "-o", "w.json"), "cannot read the table"),
         (("gemm.csv", "-o", "gone/w.json"), "there is no such folder"),
-        (("gemm.csv", "-o", "w.md"), "the card would take the place of the weights"),
+        (("gemm.csv", "-o", "w.md"), "the file of the card would overwrite the"),
         (("gemm.csv", "-o", "w.json", "--without", "sparkle"), "no target is called"),
         (("gemm.csv", "-o", "w.json", "--seed", "-5"), "Invalid value for '--seed'"),
         (("gemm.csv", "-o", "w.json", "--seed", "9" * 30), "Invalid value for '--seed'"),
@@ -61,5 +61,7 @@ def test_that_torch_is_missing_is_said_before_tables_are_read(
 def test_without_rows_there_are_no_weights(folder: Path):
     pytest.importorskip("torch")
     result = run("none.csv", "-o", "w.json", "--quick")
-    assert (result.exit_code, "no row to fit to" in result.stderr) == (2, True), result.stderr
+    assert (result.exit_code, "the tables have no rows to fit to" in result.stderr) == (2, True), (
+        result.stderr
+    )
     assert not list(folder.glob("w.*"))

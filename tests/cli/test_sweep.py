@@ -92,15 +92,15 @@ def test_pictures_are_the_same_each_time(tmp_path):
 @pytest.mark.parametrize(
     ("args", "says"),
     [
-        ((), "nothing to sweep"),
+        ((), "the sweep has no sizes"),
         (("--batch", "8..4"), "is not like 1,2,4..256"),
         (("--batch", "0"), "is not like 1,2,4..256"),
         (("--dim", "8"), "is not like NAME=128..4096"),
-        (("--batch", "1", "--dims", "batch=2"), "--dims gives batch a value"),
-        (("--batch", "1", "--dim", "batch=2"), "batch is swept twice"),
+        (("--batch", "1", "--dims", "batch=2"), "--dims sets batch"),
+        (("--batch", "1", "--dim", "batch=2"), "batch is listed twice in the sweep"),
         (("--batch", "1", "--price", "t4=-1"), "the price of an hour is not valid"),
         (("--batch", "1", "--price", "t5=1"), "no target is called 't5'"),
-        (("--batch", "1", "--plot", "a.pdf"), "--plot makes PNG and SVG"),
+        (("--batch", "1", "--plot", "a.pdf"), "--plot writes only PNG and SVG files"),
         (("--batch", "1", "--plot", "/nowhere/a.png"), "no such folder"),
         (("--dim", "bach=1"), "did you mean batch?"),
     ],
@@ -150,7 +150,7 @@ def test_the_tokens_behind_which_decoding_begins_are_a_dimension(tmp_path: Path)
         assert told["latency_s"] == p["latency_s"]
         assert told["memory"]["peak_bytes"] == p["peak_bytes"]
     done = run("sweep", *decode, "--past", "8", *args, status=2)
-    assert "--past gives past a value, and the sweep many" in done.stderr
+    assert "--past sets past, but the sweep changes it" in done.stderr
 
 
 def test_a_stack_on_a_device_that_it_is_not_made_for_is_named():

@@ -143,7 +143,7 @@ def run(*args: str) -> Result:
         (("--microbatch", "3"), "--dims batch=33 or leave out --microbatch"),
         (("--ep", "2"), "remove --ep"),
         (("--price", "a100-sxm-80gb=-3"), "gpuir: --price a100-sxm-80gb=-3: the price of an hour"),
-        (("--price", "h100-sxm=3"), "--price a100-sxm-80gb=3, or leave it out"),
+        (("--price", "h100-sxm=3"), "--price a100-sxm-80gb=3, or remove it"),
         (("--resume", "gone/plan.jsonl"), "mkdir -p gone"),
         (("--predictor", "tiles"), "did you mean tile?"),
         (("--dims", "batch=0"), "--dims batch=1"),
@@ -157,7 +157,7 @@ def test_what_cannot_be_is_said_before_anything_is_simulated(args: tuple[str, ..
 
 def test_zero_is_refused_without_training():
     refused = CliRunner().invoke(main, [*(x for x in COMMON if x not in ADAMW), "--zero", "1"])
-    assert refused.exit_code == 2 and "leave --zero out" in refused.stderr
+    assert refused.exit_code == 2 and "remove --zero" in refused.stderr
 
 
 def test_a_search_goes_on_from_its_file(tmp_path: Path):
