@@ -458,9 +458,9 @@ def test_run_checks_what_it_is_given():
     assert run(g, {"x": x, "w": w})["y"].tolist() == [[2] * 3] * 2
     with pytest.raises(ModelError, match="no array for %w"):
         run(g, {"x": x})
-    with pytest.raises(ModelError, match="does not fit"):
+    with pytest.raises(ModelError, match="wrong type or shape"):
         run(g, {"x": x.astype(np.float64), "w": w})
-    with pytest.raises(ModelError, match="called 'ww'"):
+    with pytest.raises(ModelError, match="has the name 'ww'"):
         run(g, {"x": x, "w": w, "ww": w})
 
 

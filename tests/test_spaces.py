@@ -280,5 +280,5 @@ def test_ray_that_is_missing_is_said(monkeypatch):
 
 
 def test_an_unknown_engine_is_said():
-    with pytest.raises(UsageError, match="no engine is called 'rya'"):
+    with pytest.raises(UsageError, match="no engine has the name 'rya'"):
         find_engine("rya", None)

@@ -83,7 +83,7 @@ def test_a_fault_of_gpuir_does_not_end_the_session(
     torch.testing.assert_close(
         torch.compile(model, backend=gpuir.torch.backend("a100"))(x), model(x)
     )
-    assert "KeyError: 'of ours': a fault of gpuir" in capsys.readouterr().err
+    assert "KeyError: 'of ours': this is a bug in gpuir" in capsys.readouterr().err
 
 
 def test_named_backend_needs_a_target():

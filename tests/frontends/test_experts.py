@@ -265,7 +265,7 @@ REFUSED = [
     (case("MoE", moe({}), use_sparse_mixer=1), "use_sparse_mixer"),
     (case("QMoE", qmoe(4, 0, False)[:5]), "input 5 is missing"),
     (case("QMoE", qmoe(4, 0, False), quant_type="wfp4afp8"), "int, fp8, fp4, nvfp4"),
-    (case("MoE", [*moe({})[:4], f(EXPERTS, HIDDEN, INTER + 1)]), "operands do not fit"),
+    (case("MoE", [*moe({})[:4], f(EXPERTS, HIDDEN, INTER + 1)]), "operands do not match"),
 ]
 
 

@@ -397,7 +397,7 @@ def test_a_split_reads_the_whole_and_writes_each_part():
 
 
 def test_a_condition_that_there_is_not():
-    with pytest.raises(UsageError, match="no operand is called row1") as error:
+    with pytest.raises(UsageError, match="no operand condition has the name row1") as error:
         pipeline('fuse{rules="add:row1>gelu"}')
     assert "did you mean row" in error.value.fix
 
