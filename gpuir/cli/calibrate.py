@@ -30,7 +30,10 @@ OWN = "cpu"  # the name that stands for the CPU at hand, whatever its level
 
 
 @click.command()
-@click.option("--target", help="What to start from: a name, a .toml file, cpu.  [the GPU here]")
+@click.option(
+    "--target",
+    help="The target to correct: a name, a .toml file, or cpu.  [the GPU of this machine]",
+)
 @click.option(
     "--table",
     "tables",
@@ -39,7 +42,9 @@ OWN = "cpu"  # the name that stands for the CPU at hand, whatever its level
     help="Measurements to calibrate on, instead of making some.",
 )
 @click.option("-o", "--out", type=click.Path(), help="Write the new target here.  [stdout]")
-@click.option("--name", help="What to call it.  [as the file, or the target with -mine]")
+@click.option(
+    "--name", help="Name of the new target.  [the file's name, or the target's with -mine]"
+)
 @click.option(
     "--budget-s",
     type=Finite(10, MOST_S),
@@ -114,7 +119,7 @@ def command(target: str | None, tables: tuple[str, ...], out: str | None, **give
 def host_file(
     target: str | None, tables: Sequence[str], out: str | None, name: str | None, budget_s: float
 ) -> None:
-    """Writes the host at hand, which a few seconds tell; says what could not be measured."""
+    """Measures the host of this machine in a few seconds and writes it as a spec."""
     from gpuir.fit.host import measured_host
     from gpuir.fit.machine import sees_gpu
     from gpuir.ir.errors import UsageError
@@ -123,8 +128,8 @@ def host_file(
 
     if target or tables:
         raise UsageError(
-            "--host measures this machine alone",
-            fix="leave --target and --table out; a target is measured by a run of its own",
+            "--host measures only the host of this machine",
+            fix="leave out --target and --table, and run gpuir calibrate again for the target",
         )
     name = name or (slug(Path(out).stem) if out and out != "-" else "")
     if name:
@@ -133,11 +138,11 @@ def host_file(
     host = measured_host(name, min(budget_s, HOST_S))
     if not sees_gpu():
         warn(
-            "torch sees no GPU: measured is what PyTorch takes on the CPU; that the driver's calls "
-            "take as many times as long as on the reference is assumed"
+            "torch sees no GPU, so only PyTorch's own time on the CPU was measured. The driver's "
+            "calls are assumed to differ from the reference by the same factor"
         )
     emit(dump_host(host), out)
-    note(f"host {host.name}: {host.slowdown:.3g} times as long as the reference")
+    note(f"host {host.name}: takes {host.slowdown:.3g} times as long as the reference host")
 
 
 def _base(base: Target, target: str, out: Path) -> str:
@@ -148,7 +153,7 @@ def _base(base: Target, target: str, out: Path) -> str:
 
     if is_changed(base.name):
         raise UsageError(
-            f"{target} is a target with numbers changed",
+            f"{target} is a target with changed numbers, so it has no file to start from",
             fix="write them into a file: gpuir targets NAME --set ... --format toml -o FILE",
         )
     if not is_path(target):
@@ -184,9 +189,10 @@ def show(fits: Sequence[FamilyFit], page: Page) -> None:
     page.table(columns, rows)
     page.line()
     text = (
-        "mean absolute error; after: each row by a calibration on the others; local: kernels that "
+        "before, after: mean absolute error. For after, each kernel is left out of the calibration "
+        "that predicts it. local: number of measured kernels whose remaining error also corrects "
     )
-    page.wrapped("", text + "correct those like them by what their own factors leave", 0)
+    page.wrapped("", text + "similar kernels. factors: what the calibration changed", 0)
 
 
 # ---------------------------------------------------------------------------- measuring
@@ -215,7 +221,7 @@ def _measured(machine: Machine, target: Target, budget_s: float) -> list[Batch]:
     for i, problem in enumerate(_spread(problems)):
         left_s = ends - monotonic()
         if left_s <= 0:
-            warn(f"the time is up: {len(problems) - i} of {len(problems)} kernels are not measured")
+            warn(f"--budget-s is over: {len(problems) - i} of {len(problems)} kernels not measured")
             break
         row = measure(machine, problem, min(1.0, 0.5 * left_s / (len(problems) - i)))
         result = f"{row.latency_s * 1e6:10.1f} us" if row.is_measured else f"left out: {row.note}"

@@ -44,11 +44,15 @@ def command(node: str | None, **given: Any) -> None:
     loaded = load_modules(given["modules"])
     warnings: list[str] = []
     if given["fusions"] and node is not None:
-        raise UsageError("--fusions is of the whole model", found=node, fix="leave NODE out")
-    if not given["fusions"] and (node is None or given["format"] != "table"):
+        raise UsageError("--fusions is about the whole model", found=node, fix="leave NODE out")
+    if not given["fusions"] and node is None:
         raise UsageError(
-            "explain takes a node" if node is None else "a node is explained as a table",
-            fix="name a kernel's result or a model node, or say --fusions",
+            "no node given", fix="name a kernel's result or a node of the model, or add --fusions"
+        )
+    if not given["fusions"] and given["format"] != "table":
+        raise UsageError(
+            f"--format {given['format']} works only with --fusions",
+            fix="leave --format out; gpuir analyze --format json has the terms of every kernel",
         )
     text = fusions(given, loaded, warnings) if node is None else one(node, given, loaded, warnings)
     for warning in warnings:

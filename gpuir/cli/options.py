@@ -133,15 +133,17 @@ model = click.argument("model", type=click.Path())
 training = (
     click.option("--train", is_flag=True, help="A training step: forward, loss, backward."),
     click.option(
-        "--autodiff", help="By whose rules: torch or gpuir.  [torch's, of its own programs]"
+        "--autodiff",
+        help="Who derives the backward pass: torch or gpuir. Autocast needs gpuir.  [torch for "
+        "PyTorch programs]",
     ),
     click.option("--loss", help="The output to differentiate.  [the first float one]"),
-    click.option("--optimizer", help="Its step too: sgd, adam, adamw."),
-    click.option("--fused", is_flag=True, help="The optimizer's step in fused kernels."),
+    click.option("--optimizer", help="Include the optimizer's step: sgd, adam, adamw."),
+    click.option("--fused", is_flag=True, help="The optimizer runs in fused kernels."),
     click.option(
         "--clip",
         type=float,
-        help="Gradients scaled down to this norm together, before the optimizer's step.",
+        help="Clip the norm of all gradients to this, before the optimizer's step.",
     ),
     click.option("--accumulate", is_flag=True, help="Add gradients to those of earlier batches."),
     click.option(
@@ -151,7 +153,11 @@ training = (
 
 precision = (
     click.option("--autocast", help="Mixed precision: bf16 or f16, with f32 weights."),
-    click.option("--fast-norms", is_flag=True, help="Layer and group norms in that precision too."),
+    click.option(
+        "--fast-norms",
+        is_flag=True,
+        help="Autocast runs layer and group norms in half precision too.",
+    ),
 )
 
 
@@ -161,24 +167,34 @@ def loading(f: F) -> F:
         click.option(
             "--dims", type=DIMS, multiple=True, help="Symbolic dimensions: batch=8,seq=128."
         ),
-        click.option("--task", help="What a config's model does: causal-lm, masked-lm, image-cls."),
-        click.option("--dtype", help="Numbers of a config's model: f32, f16, bf16.  [its own]"),
-        click.option("--attention", help="Of a config's model: sdpa or eager.  [sdpa]"),
+        click.option(
+            "--task",
+            help="What a config's model does: causal-lm, masked-lm, image-cls, ... A wrong name "
+            "lists all.",
+        ),
+        click.option(
+            "--dtype", help="Data type of a config's model: f64, f32, f16, bf16.  [the config's]"
+        ),
+        click.option("--attention", help="Attention of a config's model: sdpa or eager.  [sdpa]"),
         click.option("--phase", help="A step of generation by a config's model: prefill, decode."),
         click.option(
-            "--past", type=click.IntRange(1), help="Tokens behind which the phase begins."
+            "--past",
+            type=click.IntRange(1),
+            help="Tokens already in the cache when the phase begins.",
         ),
         click.option(
             "--cache-dtype",
-            help="Keys and values behind a phase: f8e4m3, f16, bf16.  [the config's]",
+            help="Data type of the cached keys and values: f8e4m3, f16, bf16.  [the config's]",
         ),
         click.option(
-            "--mask", is_flag=True, help="A config's model gets an attention mask, as of padding."
+            "--mask",
+            is_flag=True,
+            help="Pass an attention mask to a config's model, as for padded inputs.",
         ),
         click.option(
             "--channels-last",
             is_flag=True,
-            help="Images of a torch program, weights and inputs, lie in memory as NHWC.",
+            help="Store images of a torch program, weights and inputs, as NHWC.",
         ),
         click.option(
             "--input", type=SHAPE, multiple=True, help="Shape of an input: x=1x3x224x224."
@@ -187,7 +203,7 @@ def loading(f: F) -> F:
             "--value",
             type=NUMBERS,
             multiple=True,
-            help="Numbers that shapes depend on, of an input or a computed value: lengths=1,2,3.",
+            help="Values of a tensor that shapes depend on: lengths=1,2,3.",
         ),
         click.option(
             "--trip-count", type=TRIPS, multiple=True, help="How often a loop runs: NODE=10."
@@ -203,12 +219,12 @@ def loading(f: F) -> F:
             type=INDICES,
             multiple=True,
             metavar="SPREAD",
-            help="Which rows of embedding tables are looked up: zipf:1.05, FILE.csv, or by table"
+            help="Which rows of embedding tables are read: zipf:1.05, FILE.csv, or by table"
             " NAME=zipf:1.05.  [uniform]",
         ),
         *precision,
         *training,
-        click.option("--strict", is_flag=True, help="Refuse operators that are not modelled."),
+        click.option("--strict", is_flag=True, help="Stop if gpuir does not model an operator."),
     )(f)
 
 
@@ -271,7 +287,7 @@ settings = click.option(
     multiple=True,
     help="Change numbers of the target, in SI units: sms=120,dram.bytes_per_s=2e12.",
 )
-pipeline = click.option("--pipeline", default="", help="Passes in place of the profile's.")
+pipeline = click.option("--pipeline", default="", help="Passes to run instead of the profile's.")
 tf32 = click.option(
     "--tf32/--no-tf32",
     default=None,
@@ -305,7 +321,7 @@ def profile(f: F) -> F:
 
 
 predictor = click.option(
-    "--predictor", default="tile", show_default=True, help="Who says how long."
+    "--predictor", default="tile", show_default=True, help="What predicts the time of a kernel."
 )
 price = click.option(
     "--price",
@@ -325,7 +341,7 @@ schedule = click.option(
 
 cluster = click.option(
     "--cluster",
-    help="What joins the ranks that `shard` in --pipeline makes: dgx-h100, 8xh100-sxm, my.toml; "
+    help="The cluster for `shard` in --pipeline: dgx-h100, 8xh100-sxm, my.toml; "
     "`gpuir clusters` lists them. Its GPU is the target.",
 )
 

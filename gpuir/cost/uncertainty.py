@@ -2,8 +2,9 @@
 
 `KIND`: the family's formulas hold, but no table has such kernels (a convolution on matrix units, a
 gradient, a pool). Eleven families of experts that B200 alone has were predicted with nothing fitted
-to them: 24 % off in the mean, 44 % before their tiles were told apart (cost-model.md); 1.6 is what
-holds 80 % of errors of 44 % in the mean, were they normal in the logarithm.
+to them: 24 % off in the mean, 44 % before the model chose their tiles one by one
+(docs/validation/cost-model.md). If errors are normal in the logarithm, a factor of 1.6 holds 80 %
+of errors with a mean of 44 %.
 
 `ROUTINE`: passes and steps are counted (`cost.steps`), the library's own losses are not.
 `OPAQUE`: an operator that nobody knows reads its operands and writes its results, and what else it

@@ -131,8 +131,8 @@ def _kept(columns: Columns, latency_s: Floats, reader: Reader, skipped: Counter[
     flags = columns.words("flag")
     kept = flags.where("")
     for name in flags.names:
-        if name:
-            skipped[f"flag = {name}"] += int(flags.where(name).sum())
+        if name and (count := int(flags.where(name).sum())):
+            skipped[f"flag = {name}"] += count
     good = (latency_s >= LEAST_S) & (latency_s <= MOST_S)
     for name in reader.shape:
         extents = columns.numbers(name, 0.0)

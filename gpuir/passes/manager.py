@@ -68,7 +68,7 @@ def make_pass(kind: type[Pass], options: dict[str, Any]) -> Pass:
     given: dict[str, Any] = {}
     for name, value in options.items():
         if name not in fields:
-            known = ", ".join(f"{f.name} (default {f.default!r})" for f in fields.values())
+            known = ", ".join(_described(f) for f in fields.values())
             raise UsageError(
                 f"pass {kind.name!r} has no option {name!r}", expected=known or "no options at all"
             )
@@ -86,6 +86,13 @@ def make_pass(kind: type[Pass], options: dict[str, Any]) -> Pass:
             fix=f"{kind.name}{{{','.join(f'{m}=...' for m in missing)}}}",
         )
     return kind(**given)
+
+
+def _described(f: dataclasses.Field[Any]) -> str:
+    """An option in a message: its name, and its default or that it has none."""
+    if f.default is not dataclasses.MISSING:
+        return f"{f.name} (default {f.default!r})"
+    return f.name if f.default_factory is not dataclasses.MISSING else f"{f.name} (required)"
 
 
 LARGEST_OPTION = (1 << 31) - 1

@@ -47,7 +47,7 @@ class Choice:
 
     def __str__(self) -> str:
         p = self.parallel
-        words = [str(p), f"{p.microbatches} microbatches"]
+        words = [str(p), f"{p.microbatches} microbatch{'es' * (p.microbatches != 1)}"]
         if p.pp > 1:
             words.append(p.schedule)
         return ", ".join(words) + (", recomputed" if self.recompute else "")

@@ -31,7 +31,7 @@ Array = np.ndarray[Any, np.dtype[np.float64]]
 TAIL = 1.2816  # standard deviations between which 80 % of a normal distribution lie, each way
 # Shares of the variance: what all kernels on a target have in common, what those of a kind do, what
 # tiles share that are alike in a kernel alike, widely and narrowly, and what a measurement is off
-# by itself. Chosen on seven sweeps of Kernel Tuner (docs/guide/tuning.md, Observing): of the
+# by itself. Chosen on seven sweeps of Kernel Tuner (docs/validation/tuning.md): of the
 # errors of `generated@1` there the narrow part is the largest. That of kinds is assumed.
 COMMON, KIND, WIDE, NARROW, ALONE = 0.10, 0.10, 0.15, 0.50, 0.15
 WIDE_REACH, NARROW_REACH = 8.0, 1.5  # in doublings of a tile's numbers; of a kernel's, twice that

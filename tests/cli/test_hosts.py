@@ -85,4 +85,4 @@ def test_a_measured_host_is_called_as_its_processor_without_a_name():
 
 
 def test_a_host_is_measured_alone():
-    assert "leave --target" in gpuir("calibrate", "--host", "--target", "cpu", status=2).stderr
+    assert "leave out --target" in gpuir("calibrate", "--host", "--target", "cpu", status=2).stderr

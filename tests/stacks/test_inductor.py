@@ -1,6 +1,6 @@
 """`compiled` against torch's Inductor, which schedules each program for a GPU that is not there.
 
-See validation/agreement/inductor.py and docs/explanation/fusion.md.
+See validation/agreement/inductor.py and docs/validation/fusion.md.
 """
 
 from __future__ import annotations
