@@ -2,8 +2,9 @@
 
     python tools/training_graphs.py [MODEL ...] [--target h100-sxm]
 
-Prints the table of docs/validation/training.md: launches by kind, flops, bytes, predicted time and peak
-memory of both graphs. Models are Hugging Face configs by their size names; weights are never made.
+Prints the table of docs/validation/training.md: launches by kind, flops, bytes, predicted time and
+peak memory of both graphs. Models are Hugging Face configs by their size names; weights are never
+made.
 """
 
 from __future__ import annotations
