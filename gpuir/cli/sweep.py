@@ -102,8 +102,8 @@ def command(**given: Any) -> None:
     gpuir sweep model.pt2 --target a100,l4 --profile eager,compiled --batch 1..64 --plot sweep.svg
     gpuir sweep hf:config.json --target h100 --dims batch=1 --dim seq=128..4096 --price h100=2.5
 
-    MODEL may be a file that states a design space, SPACE.toml (docs/explanation/scale.md): all its
-    points are written to a folder as Parquet. A sweep that was killed continues when the same
+    MODEL may be a file that states a design space, SPACE.toml (docs/guide/design-spaces.md): all
+    its points are written to a folder as Parquet. A sweep that was killed continues when the same
     command runs again.
 
     \b
@@ -158,7 +158,7 @@ def sweep_space(given: dict[str, Any]) -> None:
         if said and name not in (*OF_SPACES, "model", "output"):
             raise UsageError(
                 f"{name} is an option for one model, but {given['model']} is a design space",
-                fix="write it into the file: docs/explanation/scale.md lists the keys",
+                fix="write it into the file: docs/guide/design-spaces.md lists the keys",
             )
     check_ahead(given["output"], folder=True)
     parquet()
