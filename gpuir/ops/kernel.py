@@ -501,7 +501,7 @@ REDUCE_LIBRARIES = ("", "triton")
 
 @dataclass(frozen=True)
 class Reduce(BodyKernel):
-    """Reductions over r for each o, with the pointwise work around them, in one kernel.
+    """Reductions over r for each cell o, with the pointwise work around them, in one kernel.
 
     The body holds pointwise ops and reductions, all over the same axes of the same cells: a
     softmax, a norm, a sum. Results have the cells of o, or of o and r. `library` says whose kernel
@@ -555,7 +555,7 @@ class Reduce(BodyKernel):
 
 @dataclass(frozen=True)
 class Pool(BodyKernel):
-    """A windowed reduction, or the gradient of one: o cells of the result, each over the r cells of
+    """A reduction over windows, or its gradient: o cells of the result, each from the r cells of
     its window."""
 
     name: ClassVar[str] = "k.pool"
@@ -636,8 +636,8 @@ class Experts(BodyKernel):
 
 @dataclass(frozen=True)
 class AttentionGradient(BodyKernel):
-    """The gradients of q, k and v in one library call, the body's `t.attention_gradient`. Its nest
-    is that of the attention. `orders` are the memory orders that results are written in."""
+    """The gradients of q, k and v in one library call. The body is a `t.attention_gradient`. Its
+    nest is that of the attention. `orders` are the memory orders that results are written in."""
 
     name: ClassVar[str] = "k.attention_gradient"
     pipe: ClassVar[Literal["tensor", "vector"]] = "tensor"
@@ -689,8 +689,9 @@ class AttentionGradient(BodyKernel):
 
 @dataclass(frozen=True)
 class ExpertsGradient(BodyKernel):
-    """The gradients of experts, the body's `t.experts_gradient`: like the experts several launches,
-    here one. Its nest is that of the experts; `orders` are as in `k.attention_gradient`."""
+    """The gradients of experts. The body is a `t.experts_gradient`. It stands for several launches,
+    as `k.experts` does. Its nest is that of the experts; `orders` are as in
+    `k.attention_gradient`."""
 
     name: ClassVar[str] = "k.experts_gradient"
     pipe: ClassVar[Literal["tensor", "vector"]] = "tensor"
@@ -740,11 +741,11 @@ class ExpertsGradient(BodyKernel):
 
 @dataclass(frozen=True)
 class Gather(BodyKernel):
-    """i cells (j each) read where the indices say: embedding, indexing, resampling.
+    """Reads i cells (j numbers each) at the places that indices name: embedding, indexing,
+    resampling.
 
     What it reads of the table is at most what it gives, whatever the table's size. With `serial` a
-    thread resamples one place of every image and channel, one after another.
-    """
+    thread resamples one place of every image and channel, one after another."""
 
     name: ClassVar[str] = "k.gather"
     beside: ClassVar[tuple[type[Op], ...]] = (*FLOWING, *FETCHING, t.Reducing, t.ResizeGradient)
@@ -757,8 +758,8 @@ class Gather(BodyKernel):
 
 @dataclass(frozen=True)
 class Scatter(BodyKernel):
-    """Updates written where the indices say; the rest of the tensor is kept, in place. A tensor
-    made here, of constants, is written whole first."""
+    """Writes updates at the places that indices name. The rest of the tensor stays, in place. A
+    tensor made here, of constants, is written whole first."""
 
     name: ClassVar[str] = "k.scatter"
     beside: ClassVar[tuple[type[Op], ...]] = (*FLOWING, *FETCHING, t.Scattering, t.Reducing)
@@ -821,8 +822,8 @@ COLLECTIVE_LIBRARIES = ("", "vllm", "sglang", "trtllm")
 
 @dataclass(frozen=True)
 class Collective(BodyKernel):
-    """What ranks do together over the links between their devices: its time is the cluster's. The
-    body holds one collective, or several of one kind and group that are launched together.
+    """What ranks do together over the links between their devices. The cluster decides its time.
+    The body holds one collective, or several of one kind and group that are launched together.
     `library` says whose kernel it is (`COLLECTIVE_LIBRARIES`)."""
 
     name: ClassVar[str] = "k.collective"
@@ -846,8 +847,8 @@ class Collective(BodyKernel):
 
 @dataclass(frozen=True)
 class Opaque(BodyKernel):
-    """A model op we do not know: operands read and results written once, and the report says so.
-    Never zero."""
+    """A model op that gpuir does not know: it reads its operands and writes its results once, and
+    the report lists it. Never zero."""
 
     name: ClassVar[str] = "k.opaque"
 
@@ -872,7 +873,7 @@ class View(BodyKernel):
 
 @dataclass(frozen=True)
 class Loop(t.Loop):
-    """`t.loop` with a body of kernels: each launched once a trip."""
+    """`t.loop` with a body of kernels: each trip launches each of them once."""
 
     name: ClassVar[str] = "k.loop"
 

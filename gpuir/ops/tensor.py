@@ -265,7 +265,7 @@ class Bitcast(Pointwise):
 
 @dataclass(frozen=True)
 class Ordered(Pointwise):
-    """y[i] = x[i], lying in memory in `order`: its axes from outermost to innermost. Where x lies
+    """y[i] = x[i], stored in memory with the axes in `order`, outermost first. Where x lies
     so already, nothing moves."""
 
     name: ClassVar[str] = "t.ordered"
@@ -320,7 +320,7 @@ class Parts(Layout):
 
 @dataclass(frozen=True)
 class Constant(Generating):
-    """A small tensor of known value: `data` flat in row-major order, or one number for all."""
+    """A small tensor of known values: `data` in row-major order, or one number for all cells."""
 
     name: ClassVar[str] = "t.constant"
     type: TensorType
@@ -511,7 +511,7 @@ class Pad(Joining):
 
 @dataclass(frozen=True)
 class Gather(Indexing):
-    """y[a, i, b] = x[a, indices[i], b], the indexed axis being `axis`. Negative indices count from
+    """y[a, i, b] = x[a, indices[i], b]; i replaces the axis `axis`. Negative indices count from
     the end. numpy's `take`.
 
     Which rows are named depends on the data: costs expect any as often as any other, or as `spread`
@@ -548,7 +548,7 @@ class GatherElements(Indexing):
 
 @dataclass(frozen=True)
 class GatherND(Indexing):
-    """y[b, i, c] = x[b, *indices[b, i, :], c], `batch` leading axes in common."""
+    """y[b, i, c] = x[b, *indices[b, i, :], c]; x and indices share `batch` leading axes."""
 
     name: ClassVar[str] = "t.gather_nd"
     x: Value
@@ -640,7 +640,8 @@ class Reduce(Reducing):
 
 @dataclass(frozen=True)
 class ArgReduce(Reducing):
-    """The index along `axis` of the largest or smallest cell; the first of equals, or the last."""
+    """The index along `axis` of the largest or smallest cell; of equal cells the first, or the
+    last."""
 
     name: ClassVar[str] = "t.arg_reduce"
     fn: Literal["max", "min"]
@@ -661,8 +662,8 @@ class ArgReduce(Reducing):
 
 @dataclass(frozen=True)
 class Cumulative(Reducing):
-    """y[.., i, ..] = fn over x[.., 0..i, ..] along `axis`; `exclusive` leaves out i itself,
-    of a sum or product."""
+    """y[.., i, ..] = fn over x[.., 0..i, ..] along `axis`; `exclusive` leaves out i itself (sums
+    and products only)."""
 
     name: ClassVar[str] = "t.cumulative"
     fuses: ClassVar[Fusing] = "alone"
@@ -1216,7 +1217,7 @@ def _all(op: Op) -> str:
 
 @dataclass(frozen=True)
 class Resize(Window):
-    """x resampled to `shape`; `scales` are the factors that place the sampling points.
+    """x resampled to `shape`; the factors `scales` set where the sampling points are.
 
     Modes and coordinate rules are those of ONNX Resize, opset 19: `mode` nearest, linear or cubic;
     `coords` maps an output index to the input; `nearest` rounds it; `roi` (starts, then ends, one
@@ -1259,7 +1260,7 @@ class Resize(Window):
 
 @dataclass(frozen=True)
 class Routine(Call):
-    """A whole library routine, known by its name: non-maximum suppression, a Fourier transform.
+    """A whole library routine with a name, such as non-maximum suppression or a Fourier transform.
 
     `gives` are the result types, worked out by the frontend; where the length depends on the data
     they hold its upper bound, and the graph says so in `assumed`. `attrs` are the routine's
@@ -1286,8 +1287,8 @@ class Routine(Call):
 
 @dataclass(frozen=True)
 class Opaque(TensorOp):
-    """A model op we do not know: all operands read and results written once, and nothing said of
-    its arithmetic. Reports list it; `strict` refuses it.
+    """A model op that gpuir does not know: it reads all operands and writes all results once, and
+    its arithmetic is not counted. Reports list it; `strict` refuses it.
 
     `attrs` are the model node's own settings, by name, for whoever knows the op: a predictor."""
 
@@ -1349,7 +1350,8 @@ def _multiplied(op: str, type: TensorType, axis: int, ranks: int) -> TensorType:
 
 @dataclass(frozen=True)
 class Collective(Call):
-    """What the ranks of a group make together, each of its own x (MPI's and NCCL's collectives).
+    """What the ranks of a group compute together, each from its own x (a collective of MPI or
+    NCCL).
 
     The group of rank r are the ranks that differ from it along some axes of the mesh alone, whose
     `sizes` and `strides` are given; `group` is the name of those axes. With n ranks in it:
@@ -1361,8 +1363,7 @@ class Collective(Call):
 
     With `routed`, not all cells go to all ranks: only some are read of an all_gather's result, and
     of a reduce_scatter's operand most are zero (rows of tokens on their way to experts and back).
-    An all_to_all of unequal parts carries it out, of so many bytes on the busiest rank.
-    """
+    An all_to_all of unequal parts carries it out, of so many bytes on the busiest rank."""
 
     name: ClassVar[str] = "t.collective"
     kernel: ClassVar[str] = "k.collective"
@@ -1411,8 +1412,8 @@ class Collective(Call):
 
 @dataclass(frozen=True)
 class Shard(Layout):
-    """A rank's own part of x, which all ranks of a group have: part i of n along `axis` for rank i
-    of the group. The group is given as that of `t.collective` is."""
+    """One part of an x that all ranks of a group have: rank i takes part i of n along `axis`. The
+    group is given as that of `t.collective` is."""
 
     name: ClassVar[str] = "t.shard"
     x: Value
@@ -1439,11 +1440,10 @@ def _stats_type(q: TensorType) -> TensorType:
 
 @dataclass(frozen=True)
 class AttentionGradient(Contraction):
-    """The gradients of q, k and v, and under `of_mask` of an added mask at its full extent, from
-    that of the result: dy. Scores are computed again from q, k and the `stats` of the attention, as
-    FlashAttention does (Dao et al., 2022, algorithm 4); y is its result. Other fields are those of
-    `t.attention`.
-    """
+    """The gradients of q, k and v from dy, the gradient of the result; with `of_mask` also that of
+    an added mask, in its full size. Scores are computed again from q, k and the `stats` of the
+    attention, as FlashAttention does (Dao et al., 2022, algorithm 4); y is its result. Other fields
+    are those of `t.attention`."""
 
     name: ClassVar[str] = "t.attention_gradient"
     kernel: ClassVar[str] = "k.attention_gradient"
@@ -1554,11 +1554,11 @@ class ExpertsGradient(Contraction):
 
 @dataclass(frozen=True)
 class NormalizeGradient(NormGradient):
-    """The gradient of x from that of a `t.normalize` of it, dy; other fields are those of the norm.
+    """The gradient of x from dy, the gradient of a `t.normalize` of x; the other fields are those
+    of the norm.
 
     With n = (x - mean) / deviation and g = dy * scale it is (g - mean(g) - n * mean(g * n)) /
-    deviation, without mean(g) if there is no `center`.
-    """
+    deviation, without mean(g) if there is no `center`."""
 
     name: ClassVar[str] = "t.normalize_gradient"
     x: Value
@@ -1595,8 +1595,8 @@ class NormalizeGradient(NormGradient):
 
 @dataclass(frozen=True)
 class NormalizeScaleGradient(NormGradient):
-    """The gradient of the scale of a `t.normalize`, dy * n added up to `shape`, and under `bias`
-    that of a bias of this shape, dy added up. Statistics are those of the forward pass."""
+    """The gradient of the scale of a `t.normalize`: dy * n summed to `shape`. With `bias` also that
+    of a bias of this shape: the sum of dy. Statistics are those of the forward pass."""
 
     name: ClassVar[str] = "t.normalize_scale_gradient"
     x: Value
@@ -1676,7 +1676,7 @@ class ConvWeightGradient(Contraction):
 
 @dataclass(frozen=True)
 class PoolGradient(Call):
-    """The gradient of x, of `shape`, from that of a `t.pool` of it: dy.
+    """The gradient of x (of `shape`) from dy, the gradient of a `t.pool` of x.
 
     A max hands each cell of dy to the cell of its window that was the first to attain it, which
     takes x; a mean shares it out evenly, by the same divisor, and a sum gives it to all.
@@ -1721,8 +1721,8 @@ class PoolGradient(Call):
 
 @dataclass(frozen=True)
 class ResizeGradient(Call):
-    """The gradient of x, of `shape`, from that of a `t.resize` of it: dy. Each cell of dy goes to
-    the cells it was made of, by the weights it was made with. Other fields are those of the
+    """The gradient of x (of `shape`) from dy, the gradient of a `t.resize` of x. Each cell of dy
+    goes to the cells it was made of, by the weights it was made with. Other fields are those of the
     resize."""
 
     name: ClassVar[str] = "t.resize_gradient"
@@ -1758,7 +1758,7 @@ class ResizeGradient(Call):
 
 @dataclass(frozen=True)
 class Loop(Op):
-    """`body` run `trips` times: while its condition holds, where it computes one.
+    """Runs `body` `trips` times. If the body computes a condition, it stops when that is false.
 
     The body's inputs are the trip number (i64[]), then the carried values, then `captures`. Its
     outputs are the condition (bool[]) when `has_condition`, then the carried values, then the
@@ -1795,8 +1795,8 @@ class Loop(Op):
 
 @dataclass(frozen=True)
 class Cond(Op):
-    """`then` where `pred` (bool[]) holds, else `orelse`; both take `captures` and give the same
-    types. Flops are those of the dearer branch."""
+    """Runs `then` if `pred` (bool[]) is true, else `orelse`; both take `captures` and return the
+    same types. Flops are those of the dearer branch."""
 
     name: ClassVar[str] = "t.cond"
     control: ClassVar[bool] = True
@@ -1816,7 +1816,7 @@ class Cond(Op):
 
 @dataclass(frozen=True)
 class Fused(Op):
-    """One launch's worth of work: `body` applied to `args`, which are all it sees."""
+    """The work of one launch: `body` applied to `args`. The body sees nothing else."""
 
     name: ClassVar[str] = "t.fused"
     args: tuple[Value, ...]
