@@ -17,7 +17,7 @@ from gpuir.fit.tables import Table
 SOURCES = """\
 Measurements: NeuSight artifact (Lee, Phanishayee, Mahajan, ASPLOS 2025; MIT), fp32 kernels timed
 with events; ai-dynamo/aiconfigurator tables (Apache-2.0), framework operators in CUDA graphs; Vidur
-profiles (Agrawal et al., MLSys 2024; MIT). Facts alone were taken, and they are not shipped.
+profiles (Agrawal et al., MLSys 2024; MIT). The tables are not shipped.
 """
 
 
@@ -38,20 +38,23 @@ def card(
         f"## Data\n\n{SOURCES}{left_out}",
         "".join(_data(tables)),
         "## Method\n",
-        f"Up to {ROWS} rows drawn by seed {seed} from each operator, dtype, stack, split and GPU;\n"
-        "rows below twice the launch floor, rough and doubtful ones left out. GPUs weigh alike;\n"
-        f"rows of several kernels, or of a profiler, {COARSE} of others, and so a GPU that has no\n"
-        "others. What is found of a GPU is its architecture's; of one that a profiler alone\n"
-        f"told of: {', '.join(BELIEVED)}. Tiles are chosen anew {ROUNDS} times, and are those\n"
-        "that ran where kernel names say them. Huber loss on log(predicted / measured). The\n"
-        "spread of a factor holds back how far it may be off on one architecture; networks pay\n"
-        f"for their squared weights ({NET_DECAY}), and say nothing of kinds of kernels that were\n"
-        "not measured on an architecture.\n",
+        f"- Rows: up to {ROWS} from each operator, dtype, stack, split and GPU, drawn with seed\n"
+        f"  {seed}. Rows below twice the launch floor, rough and doubtful rows are left out.\n"
+        "- Weights: each GPU weighs the same. Rows of several kernels or of a profiler count\n"
+        f"  {COARSE} times, and so does a GPU that has no other rows.\n"
+        "- Factors belong to an architecture, not to a GPU. On an architecture with rows from a\n"
+        f"  profiler only, these can differ from the common value: {', '.join(BELIEVED)}.\n"
+        f"- Tiles are chosen {ROUNDS} times, with the factors so far. Where kernel names give the\n"
+        "  tile, it is that one.\n"
+        "- Loss: Huber on log(predicted / measured). A penalty keeps the factors of an\n"
+        "  architecture near the common value, by the spread of each factor.\n"
+        f"- Networks pay for their squared weights ({NET_DECAY}). They change nothing for kinds of\n"
+        "  kernels that were not measured on an architecture.\n",
         "## Kinds of kernels\n",
         "".join(_kinds(model)),
         "## Errors, mean (median) in %\n",
-        f"Calibrated: on {CALIBRATED_ON} rows of each family. Known: on half of its shapes, the\n"
-        "model fitted to the others.\n",
+        "*GPU left out*: nothing of this GPU is in the fit. *Then calibrated*: with\n"
+        f"{CALIBRATED_ON} of its rows of each family. *Known*: fitted on half of its shapes, tested on the other half.\n",
         "".join(_errors(model, backtests)),
         "## Intervals\n",
         "".join(_intervals(model, backtests)),
@@ -94,9 +97,10 @@ def _errors(model: Model, backtests: Backtests) -> Iterator[str]:
 def _intervals(model: Model, backtests: Backtests) -> Iterator[str]:
     """Widths, and the share of a GPU's rows that intervals from the others hold."""
     usual = [usual_spread(test) for test in (backtests.unseen, backtests.calibrated)]
-    yield "Ends in % of the prediction, mean along the predicted time, all dtypes; beside them\n"
-    yield "the share of a GPU's rows that intervals from the other GPUs' errors hold. In the\n"
-    yield f"middle family GPUs differ by exp({usual[0]:.3f}), calibrated exp({usual[1]:.3f}).\n\n"
+    yield "The ends of the 80 % interval in % of the prediction: the mean over predicted times\n"
+    yield "and dtypes. *Held* is the share in % of a GPU's rows that are in an interval from the\n"
+    yield "errors of the other GPUs. In the median family GPUs differ by a factor of\n"
+    yield f"exp({usual[0]:.3f}), after calibration exp({usual[1]:.3f}).\n\n"
     yield "| family | unseen | held | calibrated | held | known |\n|---|---|---|---|---|---|\n"
     shares = held(backtests.unseen), held(backtests.calibrated)
     for name, trained in model.items():
