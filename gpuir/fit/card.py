@@ -48,13 +48,14 @@ def card(
         "  tile, it is that one.\n"
         "- Loss: Huber on log(predicted / measured). A penalty keeps the factors of an\n"
         "  architecture near the common value, by the spread of each factor.\n"
-        f"- Networks pay for their squared weights ({NET_DECAY}). They change nothing for kinds of\n"
-        "  kernels that were not measured on an architecture.\n",
+        f"- Networks pay for their squared weights ({NET_DECAY}). They change nothing for kinds\n"
+        "  of kernels that were not measured on an architecture.\n",
         "## Kinds of kernels\n",
         "".join(_kinds(model)),
         "## Errors, mean (median) in %\n",
         "*GPU left out*: nothing of this GPU is in the fit. *Then calibrated*: with\n"
-        f"{CALIBRATED_ON} of its rows of each family. *Known*: fitted on half of its shapes, tested on the other half.\n",
+        f"{CALIBRATED_ON} of its rows of each family. *Known*: fitted on half of its\n"
+        "shapes, tested on the other half.\n",
         "".join(_errors(model, backtests)),
         "## Intervals\n",
         "".join(_intervals(model, backtests)),
