@@ -99,7 +99,7 @@ def unchanged(d: Diff) -> str:
     """What the list of kernels leaves out because it is as it was."""
     same = [g for g in d.groups if g.status == "same"]
     count, time_s = sum(len(g.changes) for g in same), sum(g.new_s for g in same)
-    return f"{count:,} kernels as they were: {quantity(time_s, 's')}" if same else ""
+    return f"{count:,} unchanged kernels: {quantity(time_s, 's')}" if same else ""
 
 
 # ---------------------------------------------------------------------------- terminal

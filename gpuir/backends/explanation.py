@@ -21,7 +21,7 @@ def explanation(s: Summary, found: Located, lines: Sequence[Line], layout: Layou
     node, cost = found.node, found.node.cost
     page.heading(f"{node.op.name} %{'/'.join(found.path)} on {s.device.title or s.device.name}")
     page.line()
-    page.wrapped("stands for", ", ".join(dict.fromkeys(map(node_name, node.locs))), 12)
+    page.wrapped("computes", ", ".join(dict.fromkeys(map(node_name, node.locs))), 12)
     kernel = next((x for x in s.kernels if x.path == found.path), None)
     if kernel is not None and kernel.shape:
         page.wrapped("nest", kernel.shape, 12)
@@ -30,12 +30,12 @@ def explanation(s: Summary, found: Located, lines: Sequence[Line], layout: Layou
     if cost is not None and cost.terms:
         terms = ", ".join(f"{name} {quantity(t, 's')}" for name, t in cost.terms)
         page.wrapped("time", f"{quantity(cost.time_s, 's', 4)}: {terms}", 12)
-        page.wrapped("bound", f"{cost.bound}, says {cost.by}", 12)
+        page.wrapped("bound", f"{cost.bound}, by {cost.by}", 12)
         if cost.interval is not None:
             low, high = (quantity(end, "s") for end in cost.interval)
             page.wrapped("interval", f"{low} to {high} in 80 % of cases", 12)
         if cost.unseen:
-            page.wrapped("unseen", f"{', '.join(cost.unseen)}: not in what it was fitted on", 12)
+            page.wrapped("unseen", f"{', '.join(cost.unseen)}: it was not fitted on these", 12)
     if kernel is not None and kernel.runs != 1:
         page.wrapped("runs", f"{kernel.runs:,}, {quantity(kernel.time_s, 's')} in all", 12)
     page.line()

@@ -36,7 +36,7 @@ def fusions_text(fused: Summary, unfused: Summary, layout: Layout) -> str:
         *((title, True) for title in ("saved", "share", "bytes", "runs", "launches", "fused")),
         ("of", True),
         ("kernel", False),
-        ("stands for", False),
+        ("computes", False),
     ]
     shown = groups[: layout.top]
     page.table(columns, [_row(g, unfused) for g in shown], drop=("share", "runs", "of"))

@@ -77,8 +77,8 @@ def nvidia_smi(gpus: Sequence[Divided]) -> str:
     """A shell script that divides the GPUs, each instance at its place. Every GPU has a number."""
     lines = [
         "#!/bin/sh",
-        "# Divides GPUs with MIG. What runs on them has to be ended before; instances that there",
-        "# are go. Needs root. The GPUs' numbers are those of `nvidia-smi -L`.",
+        "# Divides GPUs with MIG. First end all work on them: this removes their instances.",
+        "# Needs root. GPU numbers are those of `nvidia-smi -L`.",
         "set -e",
     ]
     for x in gpus:
@@ -98,13 +98,13 @@ def _divide(x: Divided) -> list[str]:
         *_clear(x),
     ]
     if whole:
-        lines.append("# Instances as ID:PLACE, and in each (-C) one compute instance that has all.")
+        lines.append("# GPU instances as ID:PLACE. -C makes one compute instance that fills each.")
         lines.append(f"{smi} -cgi {','.join(f'{p.profile.id}:{p.start}' for p in whole)} -C")
     for i, names in enumerate(x.names()):
         if x.is_parted(i):
             p = layout[i]
             lines += [
-                f"# {p}, whose number the driver says, in parts.",
+                f"# {p} in parts. The driver prints its number.",
                 f"made=$({smi} -cgi {p.profile.id}:{p.start})",
                 'echo "$made"',
                 r"""gi=$(echo "$made" | sed -n 's/.*GPU instance ID *\([0-9]*\) on GPU.*/\1/p')""",
@@ -123,7 +123,7 @@ def _undivide(x: Divided) -> list[str]:
 def _clear(x: Divided) -> list[str]:
     smi = f"sudo nvidia-smi mig -i {x.gpu}"
     return [
-        "# Instances go; both fail where there are none.",
+        "# Remove instances. Both commands fail if there are none.",
         f"{smi} -dci || true",
         f"{smi} -dgi || true",
     ]

@@ -225,8 +225,8 @@ def report(planned: Planned, best: int, layout: Layout) -> str:
         page.wrapped(f"{outcomes.index(x) + 1:2}", why, 4)
     if len(shown) > 1:
         page.line()
-    page.wrapped("throughput", "of all models, each in runs of it alone on a whole GPU", 12)
-    page.wrapped("least", "the same, of the model that gets least", 12)
+    page.wrapped("throughput", "of all models together; 1 is one model alone on a whole GPU", 12)
+    page.wrapped("least", "the throughput of the model that gets least", 12)
     page.wrapped("latency", "how many times longer requests take than alone on a whole GPU", 12)
     page.wrapped("missed", "models that miss their deadline (99 % of requests) or fall behind", 12)
     page.line()
@@ -275,7 +275,9 @@ def reason_text(reason: Reason) -> str:
     elif reason.what == "served":
         what = f"serves {significant(reason.here)} of {significant(reason.best)} requests/s"
     else:
-        what = f"99 % within {quantity(reason.here, 's')}, asked {quantity(reason.best, 's')}"
+        what = (
+            f"99 % within {quantity(reason.here, 's')}, the limit is {quantity(reason.best, 's')}"
+        )
     return f"{reason.workload}: {what}" + (
         "" if reason.cause is None else f" ({_cause(reason.cause)})"
     )
@@ -303,7 +305,7 @@ def _best(planned: Planned, page: Page, layout: Layout) -> None:
     if many or best.gpus[0].geometry is not None:
         page.line()
     columns = [("model", False), ("in", False), ("runs/s", True), ("alone", True)]
-    columns += [("p50", True), ("p90", True), ("p99", True), ("asked", True), ("longer for", False)]
+    columns += [("p50", True), ("p90", True), ("p99", True), ("load", True), ("slower by", False)]
     rows = [_row(planned, some) for some in _alike(best)]
     page.table(columns, rows, drop=("p50", "p90", "alone"))
 

@@ -98,8 +98,8 @@ def report(made: Timetable, setting: Setting, notes: Sequence[str], layout: Layo
 def _missed(seconds: float, setting: Setting) -> str:
     whole = DAY_S * len(setting.members)
     if not seconds:
-        return "nothing that is asked"
-    return f"{percent(seconds, whole)} of the models' time without what is asked"
+        return "no load"
+    return f"the load for {percent(seconds, whole)} of the models' time"
 
 
 def _division(outcome: Outcome, setting: Setting) -> str:

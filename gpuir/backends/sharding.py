@@ -73,18 +73,20 @@ def report(found: Found, title: str, notes: Sequence[str], layout: Layout) -> st
 def _compared(found: Found) -> str:
     plan, parts = found.plan, [f"by {found.how}"]
     if found.greedy is None:
-        parts.append("tables whole, the dearest first, do not fit")
+        parts.append("whole tables, the slowest first, do not fit")
     else:
         gain = found.greedy.time_s / plan.time_s
-        text = f"{quantity(found.greedy.time_s, 's')} with tables whole, the dearest first"
+        text = f"{quantity(found.greedy.time_s, 's')} with whole tables, the slowest first"
         parts.append(f"{text}: {gain:.2f} times as long")
     if found.proven:
-        parts.append("no other is quicker (proven, collectives taken as a line in their bytes)")
+        parts.append(
+            "no other is faster (proven, with the time of a collective linear in its bytes)"
+        )
     elif found.least_s is not None:
         least = quantity(found.least_s, "s")
-        parts.append(f"none is below {least}, collectives taken as a line in their bytes")
+        parts.append(f"none is below {least}, with the time of a collective linear in its bytes")
     else:
-        parts.append("not proven to be the quickest")
+        parts.append("not proven to be the fastest")
     return "; ".join(parts)
 
 

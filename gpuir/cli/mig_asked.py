@@ -143,7 +143,7 @@ def asked(requests: int) -> Callable[[options.F], options.F]:
             type=Models(),
             multiple=True,
             required=True,
-            help="A model and what is asked of it: count=4 (so many, each for itself), rate=200 "
+            help="A model and its load: count=4 (so many copies, each on its own), rate=200 "
             "(requests a second, at random; without it a closed loop), deadline=50ms (for 99 % of "
             "requests), sizes (batch=8), train, name=, profile=, dtype= and the like.",
         ),

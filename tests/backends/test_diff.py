@@ -344,7 +344,7 @@ def test_tables_fit_their_width(width: int):
 def test_the_rest_of_the_kernels_is_counted():
     d = diff(summary("eager"), summary("compiled"))
     assert re.search(r"1 more, -[\d.]+ us: see --top", table([d], [], Layout(top=0)))
-    assert "1 more, 3 kernels as they were" in markdown([d], [], Layout(top=0))
+    assert "1 more, 3 unchanged kernels" in markdown([d], [], Layout(top=0))
 
 
 @settings(max_examples=15)
