@@ -506,7 +506,7 @@ function explain(i, from = null, name = null) {
       ["unfitted", g.unseen.includes("kind") ? "no measurements of such kernels: the interval is a factor" : ""],
       ["coverage", g.status === "modelled" ? "" : g.status],
       ["phase", g.phase === "forward" ? "" : g.phase],
-      ["stands for", nodes.slice(0, 12).join(", ") + (nodes.length > 12 ? ` and ${nodes.length - 12} more` : "")],
+      ["computes", nodes.slice(0, 12).join(", ") + (nodes.length > 12 ? ` and ${nodes.length - 12} more` : "")],
     ]),
     g.lines.length ? quantities(g.lines) : factTable(g.facts),
   ];
