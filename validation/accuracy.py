@@ -242,10 +242,10 @@ def told_apart(rows: Sequence[Rows]) -> str:
 TILES = """\
 How often does gpuir predict the tile that the library chose? The names and grids of the launched
 kernels say what ran. The factors were fitted without the GPU. But the rules that choose a tile, one
-for each architecture, were fitted to these very names. Newer architectures take Ampere's rule;
-nobody checked it there. The rule of one architecture is not right for another: A100's finds 48 % of
-the tiles of V100's linear layers, and 28 % of T4's. The last two columns are mean errors, with the
-predicted tile and with the library's.
+for each architecture, were fitted to these very names. The rule of one architecture is not right
+for another: A100's finds 48 % of the tiles of V100's linear layers, and 28 % of T4's. So on an
+architecture without names gpuir takes the fastest of Ampere's kernels; nobody checked it there. The
+last two columns are mean errors, with the predicted tile and with the library's.
 """
 
 
