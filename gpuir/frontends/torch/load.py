@@ -23,7 +23,7 @@ from gpuir.frontends.torch.dims import Dims
 from gpuir.frontends.torch.inplace import kept_operands
 from gpuir.frontends.torch.joint import load_joint
 from gpuir.frontends.torch.precision import has_casts, kept_places, unreached
-from gpuir.frontends.torch.program import Program, unheard
+from gpuir.frontends.torch.program import Program, graphs_alone, unheard
 from gpuir.frontends.torch.recurrent import CONVERTERS as RECURRENT
 from gpuir.frontends.torch.repeat import grown
 from gpuir.frontends.torch.serialized import names_of
@@ -254,7 +254,7 @@ def functional(program: ExportedProgram) -> ExportedProgram:
     if not (written or has_casts(program) or has_subclasses(program)):
         return program
     try:
-        with unheard(), kept_places(program):
+        with unheard(), graphs_alone(), kept_places(program):
             return program.run_decompositions({})
     except Exception as error:  # whatever torch meets in it
         raise ModelError(
