@@ -40,7 +40,7 @@ def pytest_configure(config: pytest.Config) -> None:
     """How many examples a property is tried on. Machines are shared: no test asserts a time. A run
     draws what the last one drew, so that a change is judged by itself, unless it is told to
     `--hypothesis-profile explore`."""
-    examples = 80 if is_whole(config) else 30
+    examples = 50 if is_whole(config) else 30
     same = settings(max_examples=examples, deadline=None, suppress_health_check=list(HealthCheck))
     settings.register_profile("explore", same)
     settings.register_profile("gpuir", same, derandomize=True)

@@ -208,7 +208,8 @@ def samples(names: Sequence[str], dtypes: Sequence[torch.dtype]) -> Iterator[lis
                 continue
             try:
                 torch.manual_seed(0)
-                made = list(info.sample_inputs("cpu", dtype, requires_grad=False))
+                # not `sample_inputs`, which searches the stack for a test case at each sample
+                made = list(info.sample_inputs_func(info, "cpu", dtype, requires_grad=False))
             except Exception:  # no samples of this dtype
                 continue
             yield [

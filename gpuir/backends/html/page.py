@@ -7,6 +7,7 @@ import gzip
 import json
 from base64 import b64encode
 from collections.abc import Sequence
+from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -70,6 +71,7 @@ def _installed(module: str) -> Any:
         raise _missing(module) from error
 
 
+@cache
 def _library(package: str, path: str) -> str:
     """A library's script, compressed, as base64."""
     spec = find_spec(package)

@@ -63,7 +63,6 @@ AWQ = {"quantization_config": {"quant_method": "awq", "bits": 4, "group_size": 1
 WORDS = {"dims": {"batch": 2, "seq": 6}}
 DECODE = {"phase": "decode", "past": 9}
 MODELS: dict[str, tuple[Keys, Keys]] = {
-    "llama": (LLAMA, WORDS),
     "llama, narrow cache": (LLAMA, DECODE | {"cache_dtype": "f8e4m3"}),
     "llama, train": (LLAMA | {"num_hidden_layers": 12}, WORDS | {"train": True}),
     "llama, awq": (LLAMA | AWQ, WORDS),
