@@ -35,7 +35,7 @@ def explanation(s: Summary, found: Located, lines: Sequence[Line], layout: Layou
             low, high = (quantity(end, "s") for end in cost.interval)
             page.wrapped("interval", f"{low} to {high} in 80 % of cases", 12)
         if cost.unseen:
-            page.wrapped("unseen", f"{', '.join(cost.unseen)}: it was not fitted on these", 12)
+            page.wrapped("unseen", f"{', '.join(cost.unseen)}: not in the fitted data", 12)
     if kernel is not None and kernel.runs != 1:
         page.wrapped("runs", f"{kernel.runs:,}, {quantity(kernel.time_s, 's')} in all", 12)
     page.line()
