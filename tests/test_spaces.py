@@ -168,11 +168,11 @@ def killed(path, out, after):
 
 @pytest.mark.slow
 def test_a_sweep_that_is_killed_goes_on_and_loses_nothing(tmp_path):
-    path = written(tmp_path, SMALL.format(batches=[1, 2, 3]))
+    path = written(tmp_path, SMALL.format(batches=[1, 2]))
     swept(path, tmp_path / "whole")
     out = tmp_path / "killed"
     there: dict[str, int] = {}
-    for after in (0, 1, 3):
+    for after in (0, 1, 2):
         now = killed(path, out, after)
         assert there.items() <= now.items()  # what was there is not written again
         there = now

@@ -503,15 +503,11 @@ def test_models_are_as_large_as_published():
 @pytest.mark.parametrize(
     ("name", "millions"),
     [
-        ("resnet18", 11.7),
         ("swin-tiny", 28.3),
         ("efficientnet-b0", 5.3),
         ("mobilenet-v2", 3.5),
-        ("vgg16", 138.4),
-        ("alexnet", 61.1),
         ("densenet121", 8.0),
         ("albert-base", 11.1),
-        ("all-minilm-l6-v2", 22.7),
         ("gpt2", 124.4),
     ],
 )
