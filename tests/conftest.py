@@ -49,8 +49,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leaves out the tests marked slow, unless the run is whole. They come first then, with the
-    rest of their file: a long file that starts last keeps one worker busy while others are done."""
+    """Leaves out the tests marked slow, unless the run is whole. They come first then: a long test
+    that starts last keeps one worker busy while the others are done."""
     if is_whole(config) or config.getoption("markexpr"):
         items.sort(key=lambda item: item.get_closest_marker("slow") is None)
         return

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 from types import ModuleType
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -51,6 +52,10 @@ COMPOSITES = (
 
 @pytest.fixture(scope="module")
 def tool() -> ModuleType:
+    """torch's own test modules forbid its global flags when they are imported: for all tests that
+    run after them in the process."""
+    with mock.patch.object(torch.backends, "disable_global_flags", lambda: None):
+        importlib.import_module("torch.testing._internal.common_methods_invocations")
     return importlib.import_module("operators")
 
 
