@@ -58,7 +58,7 @@ seq = [16, 48]
 base = "a100"
 
 [hardware.set]
-sms = {{ from = 40, to = 138, count = 50 }}
+sms = {{ from = 40, to = 139, count = 100 }}
 dram.bytes_per_s = {{ from = 1e12, to = 3e12, count = 10 }}
 """
 
@@ -163,23 +163,22 @@ def killed(path, out, after):
         time.sleep(0.005)
     process.send_signal(signal.SIGKILL)
     process.communicate()
-    assert process.returncode == -signal.SIGKILL  # it was still at work
     return {p.name: p.stat().st_mtime_ns for p in out.glob("part-*")}
 
 
 @pytest.mark.slow
 def test_a_sweep_that_is_killed_goes_on_and_loses_nothing(tmp_path):
-    path = written(tmp_path, SMALL.format(batches=[1, 2]))
+    path = written(tmp_path, SMALL.format(batches=[1, 2, 3]))
     swept(path, tmp_path / "whole")
     out = tmp_path / "killed"
     there: dict[str, int] = {}
-    for after in (0, 1, 2):
+    for after in (0, 1, 3):
         now = killed(path, out, after)
         assert there.items() <= now.items()  # what was there is not written again
         there = now
     done = swept(path, out, workers=2)
     assert {p.name: p.stat().st_mtime_ns for p in out.glob("part-*")}.items() >= there.items()
-    assert done.there > 0
+    assert 0 < done.there < done.points
     parts = sorted(p.name for p in out.glob("part-*"))
     assert parts == sorted(p.name for p in (tmp_path / "whole").glob("part-*"))
     for name in parts:

@@ -140,10 +140,8 @@ def test_numbers_are_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Compiled for this CPU, with what gpuir leaves alone there."""
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     torch.manual_seed(0)
-    model, x = (
-        torch.nn.Sequential(torch.nn.Linear(64, 32), torch.nn.GELU()).eval(),
-        torch.randn(8, 64),
-    )
+    model = torch.nn.Sequential(torch.nn.Linear(64, 32), torch.nn.GELU()).eval()
+    x = torch.randn(8, 64)
 
     def run() -> Any:
         torch._dynamo.reset()
