@@ -8,7 +8,7 @@ from typing import Any
 from gpuir.backends.structured import json_text, record
 from gpuir.backends.sweep import usd
 from gpuir.backends.terminal import Layout, Page, fits_text
-from gpuir.plan.advise import LEAST_GAIN, Advice, Trial
+from gpuir.plan.advise import LEAST_GAIN, Advice, Money, Trial
 from gpuir.plan.changes import Change, Setup
 from gpuir.plan.outcome import Outcome
 from gpuir.report.units import percent, quantity, rate
@@ -103,7 +103,7 @@ def _run(run: Outcome) -> str:
 
 
 def _gpu(r: Advice, x: Trial) -> str:
-    """`l4, 2.1 times as fast: 1.8 ms a run; $0.20 per million items instead of $0.31`."""
+    """`l4, 2.1 times as fast: 1.8 ms a run; $0.20 per million at ..., instead of ...`."""
     assert x.after is not None, "it was chosen for its run"
     speed = f"{x.speedup:.3g} times as fast"
     if abs(x.gain) < 0.01:
@@ -111,10 +111,20 @@ def _gpu(r: Advice, x: Trial) -> str:
     elif x.speedup < 1:
         speed = f"{1 / x.speedup:.3g} times as long"
     text = f"{x.after.target.name}, {speed}: {_run(x.after)}"
-    prices = x.usd(r.prices)
-    if prices:
-        text += f"; {usd(prices[1])} per million instead of {usd(prices[0])}"
+    if money := x.money(r.prices):
+        before, after = money
+        text += f"; {_paid(after)}, instead of {_paid(before)}"
+    else:
+        text += "; no list prices of one kind for both GPUs"
     return text
+
+
+def _paid(money: Money) -> str:
+    """`$0.238 per million at $0.799 an hour (Modal serverless, 2026-05-07)`."""
+    price = money.price
+    return (
+        f"{usd(money.usd_per_million)} per million at {usd(price.usd_per_hour)} an hour ({price})"
+    )
 
 
 def _in_vain(r: Advice) -> dict[str, list[str]]:
@@ -154,7 +164,7 @@ def advice_json(r: Advice, flags: Flags) -> str:
 
 
 def _record(r: Advice, x: Trial, flags: Flags) -> dict[str, Any]:
-    prices = x.usd(r.prices)
+    money = x.money(r.prices)
     return record(
         x,
         "gain refusal",
@@ -163,7 +173,10 @@ def _record(r: Advice, x: Trial, flags: Flags) -> dict[str, Any]:
         beyond_error=x.is_certain,
         before_s=x.before.latency_s,
         after=x.after and _run_record(x.after),
-        usd_per_million=prices and prices[1],
+        usd_per_million=money and money[1].usd_per_million,
+        before_usd_per_million=money and money[0].usd_per_million,
+        price=money and money[1].price,
+        before_price=money and money[0].price,
     )
 
 

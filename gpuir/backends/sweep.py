@@ -105,6 +105,9 @@ def _verdict(s: Sweep, page: Page) -> None:
         page.wrapped("fastest", f"{_where(s, p)}: {rate(p.items_per_s)} {unit(s)}/s")
     if (p := s.cheapest) is not None and p.usd_per_million is not None:
         text = f"{_where(s, p)}: {usd(p.usd_per_million)} per million {unit(s)}"
+        if s.apart:
+            others = ", ".join(f"{name} ({price.kind})" for name, price in s.apart)
+            text += f"; not compared, for a price of another kind: {others}"
         page.wrapped("cheapest", text)
     for dims, why in s.refused:
         page.wrapped("refused", f"{_dims(dims)}: {why}")
@@ -120,7 +123,7 @@ def _verdict(s: Sweep, page: Page) -> None:
         page.wrapped("assumed", f"{', '.join(names)}: {text}")
     lists: dict[str, list[str]] = {}
     for name, price in s.prices:
-        lists.setdefault(str(price), []).append(name)
+        lists.setdefault(str(price), []).append(f"{name} {usd(price.usd_per_hour)}/h")
     for source, names in lists.items():
         page.wrapped("prices", f"{source}: {', '.join(names)}")
 

@@ -192,7 +192,8 @@ def _price(machine: Cluster, own: dict[str, Price]) -> Price | None:
     if len({price for price, _ in known}) == 1:
         return known[0][0]
     mean = sum(price.usd_per_hour * count for price, count in known) / machine.gpus
-    return Price(mean, "the mean of " + " and ".join(dict.fromkeys(str(p) for p, _ in known)))
+    sources = dict.fromkeys(str(price) for price, _ in known)
+    return Price(mean, f"the mean of {' and '.join(sources)}")
 
 
 def measured(g: Graph, machine: Cluster, batch: int | None) -> Model:

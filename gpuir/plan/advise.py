@@ -20,13 +20,21 @@ from gpuir.plan.changes import (
     Situation,
 )
 from gpuir.plan.outcome import Outcome
-from gpuir.targets.prices import Price, price_of
+from gpuir.targets.prices import Price, prices_alike
 
 LEAST_GAIN = 0.02  # of the time an item takes, or of its price: less is not worth a change
 TOGETHER = 3  # changes, of different kinds, tried at once
 NEAR = 0.05  # of the most items a second: the least batch that comes so near is advised
 
 Span = tuple[float, float, float]  # seconds, and between what they are expected
+
+
+@dataclass(frozen=True)
+class Money:
+    """US dollars for a million items, at a price."""
+
+    usd_per_million: float
+    price: Price
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,13 +83,15 @@ class Trial:
             for host in (1 / spread, 1.0, spread)
         )
 
-    def usd(self, prices: Mapping[str, Price]) -> tuple[float, float] | None:
-        """US dollars for a million items, before and after; None where a price is not known."""
+    def money(self, own: Mapping[str, Price]) -> tuple[Money, Money] | None:
+        """What a million items cost before and after, by prices that can be compared; None where
+        there are none."""
         if self.after is None:
             return None
-        runs = (self.before, self.after)
-        found = [_usd(run, prices) for run in runs]
-        return None if found[0] is None or found[1] is None else (found[0], found[1])
+        prices = prices_alike(self.before.target, self.after.target, own)
+        if prices is None:
+            return None
+        return _money(self.before, prices[0]), _money(self.after, prices[1])
 
 
 def _spans(run: Outcome) -> list[Span]:
@@ -100,9 +110,8 @@ def _bound(run: Outcome, same: Counter[Span], end: int, host: float) -> float:
     return (kernels_s + late + host * (run.latency_s - kernels_s)) / run.items
 
 
-def _usd(run: Outcome, prices: Mapping[str, Price]) -> float | None:
-    price = price_of(run.target, prices)
-    return None if price is None else price.usd_per_hour / 3600 * run.item_s * 1e6
+def _money(run: Outcome, price: Price) -> Money:
+    return Money(price.usd_per_hour / 3600 * run.item_s * 1e6, price)
 
 
 @dataclass(frozen=True, eq=False)
@@ -165,18 +174,24 @@ def advise(
     kinds_of = {x.changes[0].kind for x in good}
     hidden = [x for x in _chosen(here) if x.after and x.changes[0].kind not in kinds_of]
     faster = max(there, key=lambda x: x.gain, default=None)
-    priced = [(usd, x) for x in there if (usd := x.usd(own))]
-    cheaper = min(priced, key=lambda pair: pair[0][1], default=None)
+    priced = [(_saved(money), x) for x in there if (money := x.money(own))]
+    cheaper = max(priced, key=lambda pair: pair[0], default=None)
     return Advice(
         setup=setup,
         before=now,
         advice=tuple(good),
         together=tuple(_together(starts, good, hidden)),
         faster=faster if faster and faster.gain >= LEAST_GAIN else None,
-        cheaper=cheaper[1] if cheaper and 1 - cheaper[0][1] / cheaper[0][0] >= LEAST_GAIN else None,
+        cheaper=cheaper[1] if cheaper and cheaper[0] >= LEAST_GAIN else None,
         rest=tuple(x for x in here if x not in good),
         prices=own,
     )
+
+
+def _saved(money: tuple[Money, Money]) -> float:
+    """The part of the money that is saved."""
+    before, after = money
+    return 1 - after.usd_per_million / before.usd_per_million
 
 
 def _is_worth(x: Trial) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -18,7 +19,7 @@ from gpuir.ops.kernel import KernelOp
 from gpuir.passes.annotate import Costing, cost_graph, costing
 from gpuir.plan.outcome import outcome
 from gpuir.schedule import Path, addressed, apply
-from gpuir.targets.prices import Price, price_of
+from gpuir.targets.prices import Price, prices_together
 from gpuir.targets.profile import profile_of
 from gpuir.targets.support import elsewhere, reason, refusal
 from gpuir.targets.target import Target
@@ -147,10 +148,19 @@ class Sweep:
         return max(best, key=lambda p: p.items_per_s, default=None)
 
     @cached_property
+    def apart(self) -> tuple[tuple[str, Price], ...]:
+        """Targets whose price is of another kind than that of most, so that it is not compared."""
+        kinds = Counter(price.kind for _, price in self.prices if price.kind)
+        most = max(kinds, key=kinds.__getitem__, default="")
+        return tuple((name, price) for name, price in self.prices if price.kind not in ("", most))
+
+    @cached_property
     def cheapest(self) -> Point | None:
-        """The least money an item of all that have a price."""
-        best = [s.best for s in self.series if s.best and s.best.usd_per_million is not None]
-        return min(best, key=lambda p: p.usd_per_million or 0.0, default=None)
+        """The least money an item of all whose prices are of one kind."""
+        apart = dict(self.apart)
+        best = [s.best for s in self.series if s.best and s.target not in apart]
+        priced = [p for p in best if p.usd_per_million is not None]
+        return min(priced, key=lambda p: p.usd_per_million or 0.0, default=None)
 
 
 def sweep(
@@ -173,7 +183,8 @@ def sweep(
     does at once. `own` are prices by the name of the target, in place of those listed. `done` is
     called after each choice of sizes.
     """
-    devices = [_Device(target, predictor, price_of(target, own)) for target in targets]
+    prices = prices_together(targets, own)
+    devices = [_Device(x, predictor, price) for x, price in zip(targets, prices, strict=True)]
     points: list[Point] = []
     refused: list[tuple[Dims, str]] = []
     unsupported: dict[tuple[str, str], str] = {}

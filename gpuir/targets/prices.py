@@ -1,8 +1,13 @@
-"""What an hour of a GPU costs: dated list prices, each with the vendor's page that it is from."""
+"""What an hour of a GPU costs: dated list prices, each with the vendor's page that it is from.
+
+A price has a kind, by what is sold. Prices of different kinds are not compared: a marketplace's
+lowest offer says nothing about what a cloud would charge.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import date
 from functools import cache
@@ -14,37 +19,78 @@ from gpuir.targets.load import load_target, target_names
 from gpuir.targets.spec import read_spec, refuse, spec_folder
 from gpuir.targets.target import Target
 
+OWN = "your own"
+# What is sold, the nearest to a machine of one's own first: a machine with its host, by the hour;
+# the GPU for the seconds of a function; the lowest offer of many hosts.
+KINDS = ("on demand", "serverless", "marketplace")
 HIGHEST = 1000.0  # US dollars an hour of one GPU: beyond lies a slip of the point
-_FIELDS: dict[str, type] = {"vendor": str, "what": str, "date": date, "page": str}
+_FIELDS: dict[str, type] = {"vendor": str, "kind": str, "what": str, "date": date, "page": str}
 
 
 @dataclass(frozen=True)
 class Price:
-    """US dollars for an hour of one GPU, as `vendor` listed it on a day on its `page`."""
+    """US dollars for an hour of one GPU, as `vendor` listed it on a day on its `page`.
+
+    `kind` is one of KINDS, or empty for a price of the user's own. `what` says which machine it is.
+    """
 
     usd_per_hour: float
-    vendor: str = "your own"
+    vendor: str = OWN
+    kind: str = ""
     what: str = ""
     date: str = ""
     page: str = ""
 
     def __str__(self) -> str:
-        return ", ".join(x for x in (self.vendor, self.date) if x)
+        """`RunPod on demand, 2026-11-09`."""
+        who = f"{self.vendor} {self.kind}".strip()
+        return ", ".join(x for x in (who, self.date) if x)
+
+
+def prices_of(target: Target, own: Mapping[str, Price] | None = None) -> tuple[Price, ...]:
+    """The prices of a target, at most one of each kind, in the order of KINDS.
+
+    The user's own alone where there is one, by the target's name. Else the lowest of each kind that
+    a list has, for the target or for the shipped one that it is a variant of. A MIG slice without
+    prices of its own has its share of its GPU's.
+    """
+    known = {**list_prices(), **{name: (price,) for name, price in (own or {}).items()}}
+    if target.name in known or target.slice is None:
+        return known.get(target.name) or known.get(target.device, ())
+    share = target.slice.share
+    return tuple(
+        replace(
+            x, usd_per_hour=x.usd_per_hour * share, what=f"{share:.3g} of {x.what or 'the GPU'}"
+        )
+        for x in known.get(target.slice.gpu) or known.get(target.device, ())
+    )
 
 
 def price_of(target: Target, own: Mapping[str, Price] | None = None) -> Price | None:
-    """The price of a target: one's own, by the target's name, else the lowest listed for it or the
-    shipped target that it is a variant of. None where no list has it. A MIG slice without a price
-    of its own has its share of its GPU's."""
-    known = {**list_prices(), **(own or {})}
-    if target.name in known or target.slice is None:
-        return known.get(target.name) or known.get(target.device)
-    whole = known.get(target.slice.gpu) or known.get(target.device)
-    if whole is None:
-        return None
-    share = target.slice.share
-    what = f"{share:.3g} of {whole.what or 'the GPU'}"
-    return replace(whole, usd_per_hour=whole.usd_per_hour * share, what=what)
+    """The first of `prices_of`: one's own, else on demand if a list has it. None where none has."""
+    return next(iter(prices_of(target, own)), None)
+
+
+def prices_alike(
+    a: Target, b: Target, own: Mapping[str, Price] | None = None
+) -> tuple[Price, Price] | None:
+    """Prices of two targets that can be compared: of the first kind that both have. None where
+    they have none. A price of the user's own is compared with the first price of the other."""
+    pairs = ((x, y) for x in prices_of(a, own) for y in prices_of(b, own))
+    return next(((x, y) for x, y in pairs if x.kind == y.kind or OWN in (x.vendor, y.vendor)), None)
+
+
+def prices_together(
+    targets: Sequence[Target], own: Mapping[str, Price] | None = None
+) -> tuple[Price | None, ...]:
+    """A price for each target, of the kind that most of them have a price of, where it has one: its
+    own or the first of another kind where not."""
+    each = [prices_of(target, own) for target in targets]
+    count = Counter(price.kind for prices in each for price in prices)
+    kind = max(KINDS, key=lambda kind: count[kind])  # the first of equals
+    return tuple(
+        next((x for x in prices if x.kind == kind), next(iter(prices), None)) for prices in each
+    )
 
 
 def own_price(name: str, usd_per_hour: float) -> tuple[str, Price]:
@@ -60,23 +106,27 @@ def own_price(name: str, usd_per_hour: float) -> tuple[str, Price]:
 
 
 @cache
-def list_prices() -> Mapping[str, Price]:
-    """The lowest list price of each shipped GPU that has one, by the GPU's name."""
+def list_prices() -> Mapping[str, tuple[Price, ...]]:
+    """Of each shipped GPU that has list prices the lowest of each kind, by the GPU's name."""
     return read_prices(spec_folder() / "prices.toml")
 
 
-def read_prices(path: Path) -> Mapping[str, Price]:
-    """The lowest price of each GPU in a file of lists; TargetError at the first thing wrong."""
+def read_prices(path: Path) -> Mapping[str, tuple[Price, ...]]:
+    """Of each GPU in a file of lists the lowest price of each kind, in the order of KINDS;
+    TargetError at the first thing wrong."""
     where = str(path)
     raw = read_spec(path)
     if wrong := [name for name in raw if name != "list"]:
         refuse(f"no such field: {wrong[0]}", where, wrong[0], fix="write [[list]]")
-    found: dict[str, Price] = {}
+    found: dict[str, dict[str, Price]] = {}
     for i, prices in enumerate(cast(list[dict[str, Any]], raw.get("list", []))):
         for name, price in _prices(prices, f"list {i + 1}", where).items():
-            if name not in found or price.usd_per_hour < found[name].usd_per_hour:
-                found[name] = price
-    return found
+            kinds = found.setdefault(name, {})
+            if price.kind not in kinds or price.usd_per_hour < kinds[price.kind].usd_per_hour:
+                kinds[price.kind] = price
+    return {
+        name: tuple(kinds[kind] for kind in KINDS if kind in kinds) for name, kinds in found.items()
+    }
 
 
 def _prices(raw: dict[str, Any], path: str, where: str) -> dict[str, Price]:
@@ -93,6 +143,14 @@ def _prices(raw: dict[str, Any], path: str, where: str) -> dict[str, Price]:
         if not isinstance(raw.get(name), kind) or not raw[name]:
             words = {date: "a day, like 2026-09-20"}.get(kind, "text")
             refuse(f"{path}: {name} is missing", where, name, expected=words, fix=f"add {name}")
+    if raw["kind"] not in KINDS:
+        refuse(
+            f"{path}: no such kind of price: {raw['kind']}",
+            where,
+            "kind",
+            expected=", ".join(KINDS),
+            fix="say what is sold",
+        )
     if not raw["page"].startswith("https://"):
         refuse(
             f"{path}: the source of a price must be a page of the vendor",
@@ -107,7 +165,12 @@ def _prices(raw: dict[str, Any], path: str, where: str) -> dict[str, Price]:
             refuse(f"{path}: no target is called {name}", where, name, fix="`gpuir targets`")
         _check_amount(amount, where, name, f"{name}: ")
         found[name] = Price(
-            float(amount), raw["vendor"], raw["what"], raw["date"].isoformat(), raw["page"]
+            usd_per_hour=float(amount),
+            vendor=raw["vendor"],
+            kind=raw["kind"],
+            what=raw["what"],
+            date=raw["date"].isoformat(),
+            page=raw["page"],
         )
     return found
 

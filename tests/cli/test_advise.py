@@ -162,8 +162,17 @@ def test_prices_of_ones_own_decide_what_is_cheaper():
     found = advise(ENCODER, *args)
     assert found["cheaper"]["changes"][0]["what"] == "t4"
     assert found["cheaper"]["usd_per_million"] < 0.1
-    text = run("advise", ENCODER, *args).stdout
-    assert re.search(r"^cheaper +t4, .* times as long: .* per million instead of \$", text, re.M)
+    text = " ".join(run("advise", ENCODER, *args).stdout.split())
+    paid = r"\$\S+ per million at \$\S+ an hour \(your own\)"
+    assert re.search(rf" cheaper t4, .* times as long: .*; {paid}, instead of {paid}", text)
+
+
+def test_list_prices_are_compared_with_prices_of_their_kind():
+    for target in ("t4+clock_hz=5e8", "h100-sxm"):
+        found = advise(ENCODER, "--target", target, *SMALL, "--only", "gpu")
+        x = found["cheaper"]
+        assert x["price"]["kind"] == x["before_price"]["kind"] and x["price"]["date"]
+        assert x["usd_per_million"] < x["before_usd_per_million"]
 
 
 @pytest.mark.parametrize(

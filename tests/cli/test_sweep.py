@@ -30,6 +30,20 @@ def sweep(*args: str, status: int = 0) -> Result:
     return run("sweep", ENCODER, *args, status=status)
 
 
+def test_the_cheapest_is_among_prices_of_one_kind():
+    """A marketplace's starting price does not win against list prices."""
+    args = ("--target", "rtx3090,l40s,h100-sxm", "--batch", "1", *SHORT)
+    found = json.loads(sweep(*args, "--format", "json").stdout)
+    kinds = {x["target"]: x["kind"] for x in found["prices"]}
+    assert kinds == {"rtx3090": "marketplace", "l40s": "on demand", "h100-sxm-80gb": "on demand"}
+    assert found["cheapest"]["target"] != "rtx3090"
+    assert min(found["points"], key=lambda p: p["usd_per_million"])["target"] == "rtx3090"
+    text = sweep(*args).stdout
+    assert "not compared" in text and "rtx3090 (marketplace)" in text
+    own = sweep(*args, "--price", "rtx3090=0.16").stdout
+    assert "not compared" not in own and "cheapest   rtx3090" in own
+
+
 def test_csv_reads_back_and_says_what_analyze_says():
     args = ("--target", "a100,t4", "--batch", "1,2..8", *SHORT, "--format", "csv")
     text = sweep(*args).stdout
