@@ -1,7 +1,7 @@
 """How long a model takes on a GPU you don't have, why, and what to change.
 
     g = gpuir.analyze("model.onnx", "a100", dims={"batch": 8})
-    print(gpuir.summary(g).latency_s)
+    print(g.latency_s)
 
 Every name here is imported when it is first used: `import gpuir` costs nothing.
 """

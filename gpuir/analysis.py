@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from itertools import chain
 from os import PathLike, fspath
 from typing import TYPE_CHECKING, Any, Unpack, cast
@@ -25,7 +26,7 @@ from gpuir.report.find import find_kernel
 from gpuir.report.notebook import html
 from gpuir.report.summary import Device, Kernel, Summary, summarize
 from gpuir.simulate.memory import memory
-from gpuir.simulate.timeline import filled
+from gpuir.simulate.timeline import filled, timeline
 from gpuir.stacks.table import pipeline
 from gpuir.targets.cluster import load_cluster
 from gpuir.targets.load import load_target
@@ -96,9 +97,10 @@ def analyze(
     cluster: str | PathLike[str] | None = None,
     **options: Unpack[LoadOptions],
 ) -> Graph:
-    """The model's kernels, tiled and costed for `target`; `summary` of it is the report.
+    """The model's kernels, tiled and costed for `target`: its `latency_s` is how long the model
+    takes, and `summary` of it is the report.
 
-        gpuir.analyze("model.onnx", "a100")
+        gpuir.analyze("model.onnx", "a100").latency_s
         gpuir.analyze(module, (x,), target="h100-sxm")
 
     A graph goes on from the level it has. One that is tiled already keeps its target; one that
@@ -137,7 +139,13 @@ def analyze(
         passes += (TilePass(target=str(target), schedule=fspath(schedule)),)
     if g.level < Level.costed:
         passes += (Annotate(predictor=predictor, cluster=fspath(cluster or "")),)
-    return Pipeline(passes).run(g)
+    g = Pipeline(passes).run(g)
+    return g if g.clock is latency else replace(g, clock=latency)
+
+
+def latency(graph: Graph) -> float:
+    """Seconds that a costed graph takes on its target under its profile, the host included."""
+    return timeline(graph, profile_of(graph)).time_s
 
 
 def _check_target(g: Graph, target: str | None) -> None:

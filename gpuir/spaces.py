@@ -615,7 +615,7 @@ class Sweep:
 
     def _key(self, job: Job, variant: str) -> str:
         texts = (self.loading.digests[job.model], repr(job.dims), job.dtype, job.profile)
-        profile = repr(load_profile(job.profile))
+        profile = repr(list(walk(load_profile(job.profile))))
         return digest(*texts, profile, repr(self.loading.options), variant)
 
     def _plans(self, parts: Sequence[Part], engine: Engine, advance: Callable[[int], None]) -> None:

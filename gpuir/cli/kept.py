@@ -89,19 +89,25 @@ def decides(g: Graph, machine: Cluster, given: Mapping[str, Any], loaded: Loaded
     files of the cluster, its GPU and the profile say; the predictor, and gpuir's version."""
     import gpuir
     from gpuir.targets.profile import profile_of
+    from gpuir.targets.target import walk
 
     return {
         "model": _digest(gpuir.show(g)),
-        "cluster": _digest(repr((machine, *_parts(machine)))),
-        "profile": _digest(repr(profile_of(g))),
+        "cluster": _digest(repr(list(_parts(machine)))),
+        "profile": _digest(repr(list(walk(profile_of(g))))),
         "predictor": _predictor(given["predictor"], loaded),
         "gpuir": gpuir.__version__,
     }
 
 
-def _parts(machine: Cluster) -> tuple[object, ...]:
-    """Its GPU; of several kinds also the cluster of each."""
-    return (machine.stretches, machine.targets) if machine.kinds else (machine.target,)
+def _parts(machine: Cluster) -> Iterator[object]:
+    """What its file says, and those of its GPUs; of several kinds also of the cluster of each."""
+    from gpuir.targets.target import walk
+
+    yield list(walk(machine))
+    for x in machine.stretches:
+        yield (list(walk(x.cluster)), x.first, x.end, x.skipped)
+    yield from (list(walk(gpu)) for gpu in machine.targets)
 
 
 def _predictor(name: str, loaded: Loaded) -> str:

@@ -47,6 +47,8 @@ class Line:
         source = f"  [{self.source}]" if self.source else ""
         return f"{self.name}: {number(self.value)} {self.unit}{formula}{source}".rstrip()
 
+    __repr__ = __str__
+
 
 def number(value: Any) -> str:
     """A number as formulas show it: whole, or to seven significant digits."""

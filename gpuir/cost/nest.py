@@ -46,6 +46,10 @@ class Tiles:
     fetch: Mapping[int, Number] = field(default_factory=dict[int, Number])
     pad: Mapping[int, Number] = field(default_factory=dict[int, Number])
 
+    def __repr__(self) -> str:
+        many = max((np.size(n) for n in (*self.dims.values(), self.stages, self.warps)), default=1)
+        return f"<Tiles: {many:,}, along {', '.join(self.dims)}>"
+
     @staticmethod
     def of(tile: Tile, work: Work) -> Tiles:
         """The tile of a kernel, whole along what it does not cut."""

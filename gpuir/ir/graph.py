@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import IntEnum
 from functools import cache
 from math import prod
 from typing import Any, ClassVar, Literal, Self, cast
 
+from gpuir.ir.errors import GpuirError, UsageError
 from gpuir.ir.lazy import lazy
 from gpuir.ir.notes import Cost, Tile
 from gpuir.ir.types import TensorType
@@ -139,6 +140,8 @@ class Node:
         names = ", ".join(f"%{v.name}" for v in self.results)
         return f"{names} = {self.op.name}({', '.join(f'%{v.name}' for v in self.op.operands)})"
 
+    __repr__ = __str__
+
 
 @dataclass(frozen=True, slots=True)
 class Cut:
@@ -171,6 +174,8 @@ class Graph:
     `mesh` is empty or names the axes of the ranks that run the graph, and how many each has, the
     axis of neighbours first. The graph is then what one rank runs, its types are of what one rank
     has, and `cuts` are the inputs, params and outputs that it has a part of.
+
+    `clock` says how long such a graph takes, once all of it is costed.
     """
 
     level: Level
@@ -190,6 +195,24 @@ class Graph:
     origins: tuple[tuple[Loc, str], ...] = ()
     mesh: tuple[tuple[str, int], ...] = ()
     cuts: tuple[tuple[str, Cut], ...] = ()
+    clock: Callable[[Graph], float] | None = field(default=None, repr=False, compare=False)
+
+    def __repr__(self) -> str:
+        on = f" for {self.target}" if self.target else ""
+        under = f" under {self.profile}" if self.profile else ""
+        nodes = f"{len(self.nodes):,} nodes{self._takes}"
+        return f"<Graph @{self.name} of level {self.level.name}{on}{under}: {nodes}>"
+
+    @property
+    def _takes(self) -> str:
+        if self.level != Level.costed:
+            return ""
+        if self.clock is None:
+            return f", kernels {self.time_s:.4g} s"
+        try:
+            return f", latency {self.latency_s:.4g} s"
+        except GpuirError:  # a debugger shows it all the same
+            return ""
 
     @lazy
     def _roles(self) -> dict[str, Role]:
@@ -211,8 +234,21 @@ class Graph:
 
     @lazy
     def time_s(self) -> float:
-        """What the kernels of a costed graph take, one after another."""
+        """What the kernels of a costed graph take on the device, one after another. That is not how
+        long the model takes, which is `latency_s`: the host launches the kernels, and copies."""
         return sum(n.cost.time_s for n in self.nodes if n.cost)
+
+    @lazy
+    def latency_s(self) -> float:
+        """How long the model takes, from the host's start to the end of the last kernel or copy: as
+        in the summary. UsageError for a graph that `gpuir.analyze` has not given."""
+        if self.clock is None or self.level != Level.costed:
+            raise UsageError(
+                f"@{self.name}, of level {self.level.name}, has no latency",
+                expected="what gpuir.analyze gives",
+                fix="gpuir.analyze(graph, target).latency_s",
+            )
+        return self.clock(self)
 
     def walk(self) -> Iterator[Node]:
         """Every node, those inside control regions (loops, branches) included, in order."""

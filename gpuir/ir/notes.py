@@ -57,6 +57,8 @@ class Tile:
     def __str__(self) -> str:
         return f"tile({self.settings})"
 
+    __repr__ = __str__
+
     @property
     def settings(self) -> str:
         """`m=16, n=128, k=32; stages=3, warps=4`."""
@@ -101,6 +103,9 @@ class Cost:
     def fact(self, name: str) -> float | None:
         return dict(self.facts).get(name)
 
+    def __repr__(self) -> str:
+        return f"<Cost by {self.by}: {self.time_s:.4g} s, bound by {self.bound}>"
+
     def __str__(self) -> str:
         head = [f"time_s={self.time_s!r}", f"bound={self.bound}", f'by="{self.by}"']
         if self.interval is not None:
@@ -124,6 +129,9 @@ class Schedule:
     name: str
     target: str
     tiles: tuple[tuple[tuple[str, ...], Tile], ...]
+
+    def __repr__(self) -> str:
+        return f"<Schedule of @{self.name} for {self.target}: {len(self.tiles):,} tiles>"
 
     def __iter__(self) -> Iterator[tuple[tuple[str, ...], Tile]]:
         return iter(self.tiles)

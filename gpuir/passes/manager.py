@@ -136,6 +136,9 @@ class Pipeline:
 
     passes: tuple[Pass, ...]
 
+    def __repr__(self) -> str:
+        return f"<Pipeline of {len(self.passes)} passes: {', '.join(p.name for p in self.passes)}>"
+
     def __post_init__(self) -> None:
         level: Level | None = None
         for before, p in zip((None, *self.passes), self.passes, strict=False):

@@ -93,6 +93,10 @@ class Kernel:
     flops: int  # of one run
     rest: bool = False
 
+    def __repr__(self) -> str:
+        runs = f"{self.runs:,} runs, " if self.runs != 1 else ""
+        return f"<Kernel {self.name}: {self.kind}, {runs}{self.time_s:.4g} s>"
+
     @property
     def time_s(self) -> float:
         """All runs together."""

@@ -80,6 +80,11 @@ class Memory:
     available_bytes: int | None = None
     allocator: str = "caching"
 
+    def __repr__(self) -> str:
+        has = self.available_bytes
+        of = "" if has is None else f" of {has:,} available"
+        return f"<Memory: {self.peak_bytes:,} bytes at the peak{of}>"
+
     @cached_property
     def total(self) -> NDArray[np.int64]:
         """Bytes at each moment."""

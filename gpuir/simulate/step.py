@@ -145,6 +145,10 @@ class Step:
     assumed: tuple[str, ...] = ()
     tp_shared: Shared | None = None
 
+    def __repr__(self) -> str:
+        spread = f"{self.model} on {self.cluster} ({self.parallel}) under {self.profile.name}"
+        return f"<Step of {spread}: {self.time_s:.4g} s>"
+
     @property
     def slowest(self) -> Part:
         return max(self.parts, key=lambda part: part.kernels_s)

@@ -114,6 +114,10 @@ class Timeline:
     interval: tuple[float, float] | None = None
     traffic: tuple[Traffic, ...] = ()
 
+    def __repr__(self) -> str:
+        parts = f"the device busy {self.busy_s:.4g} s, the host {self.host_s:.4g} s"
+        return f"<Timeline under {self.profile.name}: {self.time_s:.4g} s, {parts}>"
+
     @property
     def launched_s(self) -> float:
         """When the host has launched all, by whatever thread, and is done."""

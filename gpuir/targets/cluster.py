@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Annotated, NamedTuple, cast
@@ -58,7 +58,7 @@ class Level:
     reduces: bool = False
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Cluster(Sourced):
     """GPUs and what joins them, from inside out: `pair` (a bridge), `domain` (NVLink or the like),
     `node` (PCIe), `fabric` (between nodes; it joins 1 where there is one node).
@@ -80,7 +80,7 @@ class Cluster(Sourced):
     kinds: tuple[str, ...] = ()
     ranks: str = ""
     assumed: tuple[str, ...] = ()
-    sources: Table[str] = field(default=_NONE, repr=False)
+    sources: Table[str] = _NONE
 
     def __hash__(self) -> int:
         return hash((self.name, self.gpus))

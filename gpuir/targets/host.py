@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Annotated, cast
@@ -27,7 +27,7 @@ Spread = Annotated[float, Quantity("", 1, 10, "times as long, or as short, in 80
 _NO_TEXT: Table[str] = Table()
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class HostMachine(Sourced):
     """A machine that launches kernels. What one thread of it does takes `slowdown` times as long as
     on the reference, in 80 % of cases between 1/`uncertainty` and `uncertainty` times that.
@@ -42,7 +42,7 @@ class HostMachine(Sourced):
     uncertainty: Spread = 1.0
     base: str = ""
     notes: str = ""
-    sources: Table[str] = field(default=_NO_TEXT, repr=False)
+    sources: Table[str] = _NO_TEXT
 
     def __hash__(self) -> int:
         return hash(self.name)

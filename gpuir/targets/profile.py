@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, fields, replace
 from functools import cache
 from math import exp, hypot, log
 from os import PathLike, fspath
@@ -127,7 +127,7 @@ class Fallback:
     uncertainty: Spread
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Profile(Sourced):
     """How a stack runs a model. `passes` is the pipeline from a graph to its kernels, and says what
     the stack recognises and fuses; `tf32` which f32 kernels run in TF32 on the matrix units by
@@ -171,7 +171,7 @@ class Profile(Sourced):
     alternatives: tuple[str, ...] = ()
     effort: str = ""
     notes: str = ""
-    sources: Table[str] = field(default=_NO_TEXT, repr=False)
+    sources: Table[str] = _NO_TEXT
 
     def __hash__(self) -> int:
         return hash(self.name)

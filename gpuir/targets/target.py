@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import MISSING, dataclass, field, fields, is_dataclass, replace
+from dataclasses import MISSING, dataclass, fields, is_dataclass, replace
 from functools import cached_property
 from types import UnionType
 from typing import (
@@ -179,8 +179,13 @@ class Sourced:
     """A record of a spec file, perhaps laid over that of a `base`; its `sources` say of each number
     where it comes from."""
 
+    name: str
+    title: str
     base: str
     sources: Table[str]
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.name}{self.title and f': {self.title}'}>"
 
     def source(self, path: str) -> str:
         """Where the number of a field comes from: its own entry, else its longest prefix's."""
@@ -191,7 +196,7 @@ class Sourced:
         return rows_of(self, self.sources)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Target(Sourced):
     """A GPU, a part of one, or a CPU, that a model is costed for. SI units, dense rates.
 
@@ -236,8 +241,8 @@ class Target(Sourced):
     base: str = ""
     factors: Table[Multiplier] = _NO_FACTORS
     local: Table[Multiplier] = _NO_FACTORS
-    sources: Table[str] = field(default=_NO_TEXT, repr=False)
-    discrepancies: Table[str] = field(default=_NO_TEXT, repr=False)
+    sources: Table[str] = _NO_TEXT
+    discrepancies: Table[str] = _NO_TEXT
 
     def __hash__(self) -> int:
         return hash(self.name)

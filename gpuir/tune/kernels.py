@@ -37,6 +37,12 @@ class Kernel:
     tile: Tile | None = None
     cost: Cost | None = None
 
+    def __repr__(self) -> str:
+        dims = ", ".join(f"{d}={n}" for d, n in self.work.dims if not np.ndim(n))
+        on = f" on {self.target.name}" if self.target else ""
+        costs = f": {self.time_s:.4g} s, {self.tile}" if self.cost else ""
+        return f"<Kernel {self.name} ({dims}){on}{costs}>"
+
     @property
     def time_s(self) -> float:
         """Seconds on the device, one launch included."""

@@ -76,6 +76,9 @@ class Observed:
     target: Target
     seen: tuple[Observation, ...] = ()
 
+    def __repr__(self) -> str:
+        return f"<Observed on {self.target.name}: {len(self.seen):,} measurements>"
+
     def observe(self, kernel: Kernel, tile: Tile, seconds: float) -> Observed:
         """The model that also knows what a tile of a kernel was measured to take.
 

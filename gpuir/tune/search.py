@@ -54,6 +54,10 @@ class Ranking:
     legal: int
     count: int
 
+    def __repr__(self) -> str:
+        best = (f", the fastest {x.time_s:.4g} s, {x.tile}" for x in self.best[:1])
+        return f"<Ranking by {self.by}: {self.tried:,} of {self.legal:,} tiles{''.join(best)}>"
+
 
 Search = Callable[[Kernel, Tiles, int, Predict], tuple[Places, Predictions]]
 

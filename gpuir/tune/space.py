@@ -34,6 +34,11 @@ class Predictions:
     high_s: Floats
     legal: Legal
 
+    def __repr__(self) -> str:
+        legal = np.isfinite(self.time_s)
+        best = f", the fastest {self.time_s.min():.4g} s" if legal.any() else ""
+        return f"<Predictions of {len(self):,}: {legal.sum():,} legal{best}>"
+
     def __len__(self) -> int:
         return len(self.time_s)
 
