@@ -64,8 +64,10 @@ MADE: dict[str, Callable[[], Any]] = {
 }
 # These give text or names, or are made above by the function that gives them.
 TEXT = {"cluster_names", "host_names", "profile_names", "show", "target_names"}
-BY_A_FUNCTION = {"Cluster", "Graph", "HostMachine", "Kernel", "Memory", "Pipeline", "Predictions"}
-BY_A_FUNCTION |= {"Profile", "Schedule", "Step", "Summary", "Target", "Tiles", "Timeline"}
+BY_A_FUNCTION = {
+    *("Cluster", "Graph", "HostMachine", "Kernel", "Memory", "Pipeline", "Predictions"),
+    *("Profile", "Schedule", "Step", "Summary", "Target", "Tiles", "Timeline"),
+}
 NO_RECORD = {"GpuirError", "LoadOptions", "Pass"}
 
 
