@@ -48,7 +48,9 @@ class Lazy(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in self.modules:
             return None
-        return quietable(import_module(self.modules[cmd_name]).command)
+        command = quietable(import_module(self.modules[cmd_name]).command)
+        command.name = cmd_name  # not that of the function, for what lists commands
+        return command
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]

@@ -215,7 +215,7 @@ class Store:
                 where=self.path,
                 expected=f"format version {FORM} or before",
                 found=f"form {form}",
-                fix="upgrade gpuir (pip install -U gpuir), or use another file",
+                fix="install a newer gpuir, or use another file",
             )
         self._db.execute("pragma synchronous = full")  # a transaction survives a loss of power too
         self._patiently("pragma journal_mode = wal")
