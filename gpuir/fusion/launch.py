@@ -3,7 +3,7 @@ after its contraction."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import replace
 
@@ -135,6 +135,20 @@ def weights(op: Op) -> tuple[Value, ...]:
         return ()
     found = getattr(op, op.weight)
     return (found,) if isinstance(found, Value) else found
+
+
+def unpacks_own(product: Node, maker: Callable[[Value], Node | None]) -> bool:
+    """Whether the model node of a product makes its weight, from numbers stored otherwise: the
+    product is an operator whose kernel unpacks them. `maker` finds the node that makes a value."""
+    ahead = [maker(w) for w in weights(product.op)]
+    while ahead:
+        node = ahead.pop()
+        if node is None or node.locs != product.locs:
+            continue
+        if isinstance(node.op, t.Pointwise):
+            return True
+        ahead += map(maker, node.op.operands)
+    return False
 
 
 def known(nodes: Iterable[Node], params: Iterable[Value]) -> set[Value]:

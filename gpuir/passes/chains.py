@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from gpuir.fusion.flow import Flow
+from gpuir.fusion.launch import unpacks_own
 from gpuir.ir.errors import UsageError, nearest
 from gpuir.ir.graph import Node, Op, Value
 from gpuir.ops import tensor as t
@@ -94,6 +95,7 @@ OF_NODE = {
     "weight": "is computed from weights alone",
     "number": "is a number that is known at load time",
     "second": "is the second one",
+    "stored": "is in memory: the op's own model node does not unpack it",
 }
 
 Step = tuple[str, tuple[str, ...]]
@@ -129,7 +131,7 @@ def steps(chain: tuple[str, ...]) -> tuple[Step, ...]:
 
 class _Units:
     def __init__(self, flow: Flow):
-        self.nodes, self.outputs = flow.graph.nodes, flow.outputs
+        self.nodes, self.outputs, self.maker = flow.graph.nodes, flow.outputs, flow.maker
         self.readers, self.known = flow.readers, flow.known
         first: dict[tuple[str, ...], int] = {}
         self.unit = [first.setdefault(n.locs or (str(i),), i) for i, n in enumerate(self.nodes)]
@@ -209,6 +211,8 @@ class _Units:
 
     def holds(self, condition: str, node: Node, others: Others) -> bool:
         match condition:
+            case "stored":
+                return not unpacks_own(node, self.maker)
             case "second":
                 return others == node.op.operands[1:]
             case "number" if not all(v.type.size == 1 for v in others):

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from math import prod
 from typing import TypeGuard
 
-from gpuir.fusion.launch import epilogue, fused, inlined, product, prologue
+from gpuir.fusion.launch import epilogue, fused, inlined, product, prologue, unpacks_own
 from gpuir.ir.build import Builder, begin
 from gpuir.ir.graph import Graph, Level, Loc, Node, Op, Value
 from gpuir.ir.phases import phase_of
@@ -300,7 +300,7 @@ class _Legalizer:
             or (self.viewed and is_iterated(r.op, result, order, spread))
             for r in readers
         )
-        if not self.options.strides and any(is_gemm_of_rows(r.op) for r in readers):
+        if not self.options.strides and any(reads_rows(r.op) for r in readers):
             strided = False
         if self.options.absorb and any(is_parted(r.op, result) for r in readers):
             strided = False
@@ -632,12 +632,18 @@ def is_resampled(ops: Sequence[Op]) -> bool:
             return False
 
 
-def is_gemm_of_rows(op: Op) -> bool:
-    """Whether a group is a product of more than two axes with its bias: a Gemm of onnxruntime's,
-    which reads its rows through a reshape (matmul_add_fusion.cc)."""
-    ops = [n.op for n in op.body.nodes] if isinstance(op, t.Fused) else []
-    rows = any(isinstance(o, t.Matmul) and o.a.type.rank > 2 for o in ops)
-    return rows and any(isinstance(o, t.Map) and o.fn == "add" for o in ops)
+def reads_rows(op: Op) -> bool:
+    """Whether a group is an operator of onnxruntime's that reads its rows as they lie in memory: a
+    product of more than two axes with its bias, which is a Gemm behind a reshape
+    (matmul_add_fusion.cc), or one that unpacks its weight."""
+    if not isinstance(op, t.Fused):
+        return False
+    makers = op.body.producers()
+    products = [n for n in op.body.nodes if isinstance(n.op, t.Matmul)]
+    if any(unpacks_own(n, makers.get) for n in products):
+        return True
+    rows = any(n.op.operands[0].type.rank > 2 for n in products)
+    return rows and any(isinstance(n.op, t.Map) and n.op.fn == "add" for n in op.body.nodes)
 
 
 def is_parted(op: Op, value: Value) -> bool:

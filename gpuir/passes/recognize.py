@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
+from gpuir.fusion.launch import unpacks_own
 from gpuir.ir.build import Builder, prune, rewrite
 from gpuir.ir.errors import UsageError, nearest
 from gpuir.ir.graph import Graph, Level, Node, Op, Value
@@ -198,7 +199,7 @@ class _Recognizer(AttentionMatcher):
         """(x * c) . (y * d)  →  (x . y) * (c * d)"""
         op = n.op
         assert isinstance(op, t.Matmul)
-        if not n.results[0].type.dtype.is_float:
+        if not n.results[0].type.dtype.is_float or unpacks_own(n, self.node.get):
             return None
         (x, c), (y, d) = (self.number_off(v) for v in (op.a, op.b))
         dead = self.matched(n, (x, y)) if (x, y) != (op.a, op.b) else None

@@ -39,6 +39,8 @@ PASSES: Mapping[str, type[Pass]] = Lazy(
         "channels_last": "gpuir.stacks.inductor.channels_last:ChannelsLast",
         "split_norms": "gpuir.stacks.inductor.split_norms:SplitNorms",
         "split_sums": "gpuir.stacks.inductor.split_sums:SplitSums",
+        "basic": "gpuir.stacks.onnxruntime.basic:Basic",
+        "nbits": "gpuir.stacks.onnxruntime.nbits:Nbits",
         "split": "gpuir.stacks.onnxruntime.split:Split",
         "conv_bias": "gpuir.stacks.pytorch.conv_bias:ConvBias",
         "batch_norm": "gpuir.stacks.pytorch.batch_norm:BatchNorm",

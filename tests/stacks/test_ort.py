@@ -17,6 +17,7 @@ from test_real_models import TOKENS, fetched
 
 from gpuir.analysis import lower
 from gpuir.cost.reading import work_of
+from gpuir.frontends.onnx.load import load
 from gpuir.ir.errors import UsageError
 from gpuir.ops.kernel import KernelOp
 from gpuir.stacks.table import pipeline
@@ -281,6 +282,49 @@ CASES = {
         "y = Transpose <perm = [0, 2, 1]> (e0)",
         ["Transpose", "Relu", "Add", "Transpose"],
     ),
+    "PadFusion": (
+        IMAGE,
+        "p = Constant <value = int64[8] {0, 0, 1, 0, 0, 0, 1, 2}> ()\na = Pad (x, p)\n"
+        "y = Conv <pads = [0, 1, 0, 1]> (a, w)",
+        ["Pad Conv"],
+    ),
+    "PadFusion, but not with a mirror image": (
+        IMAGE,
+        "p = Constant <value = int64[8] {0, 0, 1, 1, 0, 0, 1, 1}> ()\n"
+        'a = Pad <mode = "reflect"> (x, p)\ny = Conv <pads = [0, 0, 0, 0]> (a, w)',
+        ["Pad", "Conv"],
+    ),
+    "PadFusion, but not with ones": (
+        IMAGE,
+        "p = Constant <value = int64[8] {0, 0, 1, 1, 0, 0, 1, 1}> ()\n"
+        + NUMBERS
+        + "a = Pad (x, p, one)\ny = Conv <pads = [0, 0, 0, 0]> (a, w)",
+        ["Pad", "Conv"],
+    ),
+    "PadFusion, but the image is read again": (
+        IMAGE,
+        "p = Constant <value = int64[8] {0, 0, 1, 1, 0, 0, 1, 1}> ()\na = Pad (x, p)\n"
+        "b = Conv <pads = [0, 0, 0, 0]> (a, w)\ny = Add (a, b)",
+        ["Pad", "Conv", "Add"],
+    ),
+    "ReluQuantFusion": (
+        "float[6,8] x",
+        NUMBERS + "z = Constant <value = uint8 {0}> ()\na = Relu (x)\n"
+        "b = QuantizeLinear (a, half, z)\ny = DequantizeLinear (b, half, z)",
+        ["QuantizeLinear", "DequantizeLinear"],
+    ),
+    "ReluQuantFusion, of the least signed number": (
+        "float[6,8] x",
+        NUMBERS + "z = Constant <value = int8 {-128}> ()\na = Relu (x)\n"
+        "b = QuantizeLinear (a, half, z)\ny = DequantizeLinear (b, half, z)",
+        ["QuantizeLinear", "DequantizeLinear"],
+    ),
+    "ReluQuantFusion, but zero is in the middle": (
+        "float[6,8] x",
+        NUMBERS + "z = Constant <value = int8 {0}> ()\na = Relu (x)\n"
+        "b = QuantizeLinear (a, half, z)\ny = DequantizeLinear (b, half, z)",
+        ["Relu", "QuantizeLinear", "DequantizeLinear"],
+    ),
     "quantising is no part of what it surrounds": (
         "float[6,8] x, float[8,8] w",
         NUMBERS + "z = Constant <value = int8 {0}> ()\na = QuantizeLinear (x, half, z)\n"
@@ -338,6 +382,19 @@ def test_a_padding_mask_joins_its_softmax_on_cuda_alone():
         return len(lower(g, profile="ort").nodes)
 
     assert (launches("2, 1, 1, 6"), launches("2, 4, 6, 6"), launches("1, 1, 6, 6")) == (1, 1, 2)
+
+
+@pytest.mark.parametrize("factor", ["", "a = Mul (x, two)\n"])
+def test_a_gate_joins_what_it_is_multiplied_with_on_cuda_alone(factor: str):
+    """SwiGluFusion: a QuickGelu and a Mul of two tensors of one shape."""
+
+    def launches(up: str) -> int:
+        gate = "a" if factor else "x"
+        body = NUMBERS + f"{factor}b = Sigmoid ({gate})\nd0 = Mul (x, b)\ny = Mul (d0, s)"
+        model = parsed(f"float[2,6,8] x, float[{up}] s", body)
+        return len(lower(load(model).graph, profile="ort").nodes)
+
+    assert (launches("2,6,8"), launches("1,6,8")) == (1, 2)
 
 
 @pytest.mark.slow

@@ -52,10 +52,11 @@ CPU_ONLY = (
     *("ConvActivationFusion", "ConvAddActivationFusion", "GemmActivationFusion"),
     *("MatMulIntegerToFloatFusion", "DynamicQuantizeMatMulFusion", "MatMulNBitsFusion"),
     *("NchwcTransformer", "NhwcTransformer", "TransposeOptimizer_CPUExecutionProvider"),
-    *("QDQSelectorActionTransformer", "QDQS8ToU8Transformer", "Avx2WeightS8ToU8Transformer"),
+    *("QDQS8ToU8Transformer", "Avx2WeightS8ToU8Transformer"),
 )
-# BiasSoftmaxFusion fuses nodes of CUDA alone (bias_softmax_fusion.cc): no file of a CPU shows it.
-CUDA_ONLY = ("add:keys>softmax",)
+QDQ = "QDQSelectorActionTransformer"
+# BiasSoftmaxFusion and SwiGluFusion fuse nodes of CUDA alone: no file of a CPU shows them.
+CUDA_ONLY = ("add:keys>softmax", "silu:32bit>mul:same", "mul+sigmoid+mul:32bit>mul:same")
 SHAPE_ONLY = {
     *("Reshape", "Squeeze", "Unsqueeze", "Flatten", "Identity", "Dropout", "Shape", "Size"),
     *("Constant", "ConstantOfShape"),
@@ -198,9 +199,17 @@ def optimise(model: Any, level: str, cpu: bool) -> Any:
             model.SerializeToString(),
             options,
             providers=["CPUExecutionProvider"],
-            disabled_optimizers=[] if cpu else list(CPU_ONLY),
+            disabled_optimizers=[] if cpu else cpu_only(model),
         )
         return onnx.load(options.optimized_model_filepath)
+
+
+def cpu_only(model: Any) -> list[str]:
+    """The optimisers to switch off. What QDQSelectorActionTransformer does for the CPU alone needs
+    a QuantizeLinear, or an activation that is dequantised; where a model has none, what it does is
+    what it does for CUDA."""
+    quantised = any(n.op_type == "QuantizeLinear" for n in model.graph.node)
+    return [*CPU_ONLY, *([QDQ] if quantised else [])]
 
 
 def of_optimised(graph: Any, optimised: Any) -> tuple[Groups, set[str]]:
@@ -261,7 +270,14 @@ def of_optimised(graph: Any, optimised: Any) -> tuple[Groups, set[str]]:
         taken = maker is not None and maker.op_type.startswith("Conv") and maker.name in own
         if taken and n.op_type in ("Add", "Mul", "BatchNormalization"):
             groups.setdefault(n.name, groups[maker.name])
-    gone = constant(graph) - own
+    unpacked: set[str] = set()
+    for n in graph.node:  # and a product that unpacks its weight, the product's
+        maker = producer.get(n.input[1]) if len(n.input) > 1 else None
+        unpacks = n.name in groups and nodes[groups[n.name]].op_type == "MatMulNBits"
+        if unpacks and maker is not None and maker.op_type == "DequantizeLinear":
+            groups.setdefault(maker.name, groups[n.name])
+            unpacked.add(maker.name)
+    gone = constant(graph) - own - unpacked
     return {name: i for name, i in groups.items() if name not in gone}, own
 
 

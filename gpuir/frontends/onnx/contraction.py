@@ -57,10 +57,10 @@ def gemm(n: OnnxNode, e: Emitter) -> Value:
             expected=str(y.type),
             found=str(c.type),
         )
-    return e(t.Map("add", (y, scaled(c, beta, n, e))))
+    return e(t.Map("add", (y, scaled(c, beta, n, e, fold=False))))
 
 
-def scaled(x: Value, factor: float, n: OnnxNode, e: Emitter) -> Value:
+def scaled(x: Value, factor: float, n: OnnxNode, e: Emitter, fold: bool = True) -> Value:
     if factor == 1:
         return x
     if x.type.dtype.is_integer:
@@ -71,7 +71,7 @@ def scaled(x: Value, factor: float, n: OnnxNode, e: Emitter) -> Value:
                 found=str(factor),
             )
         factor = int(factor)
-    return e(t.Map("mul", (x,), (factor,)))
+    return e(t.Map("mul", (x,), (factor,)), fold=fold)
 
 
 # ---------------------------------------------------------------------------- einsum

@@ -145,7 +145,9 @@ def dequantize(
     fold = x.type.dtype.bits >= dtype.bits or x.type.size <= 1
     y = e(t.Cast(blocks.split(x), dtype), fold=fold)
     if (zero := offset(e, zero_point)) is not None:
-        y = e(t.Map("sub", (y, blocks.spread(cast(e, zero, dtype)))))
+        packed = zero.type.rank > 1 and zero.type.dtype.bits < dtype.bits  # as many as the blocks
+        zero = blocks.spread(zero) if packed else blocks.spread(cast(e, zero, dtype))
+        y = e(t.Map("sub", (y, e(t.Cast(zero, dtype), fold=False) if packed else zero)))
     y = e(t.Map("mul", (y, blocks.spread(cast(e, scale, dtype)))))
     return blocks.join(y)
 
