@@ -471,11 +471,12 @@ def _memory_s(
         dram_bytes = dram_bytes + _again(s, work, tiles, target, p, w)
     dram_bytes = s.put("dram bytes", dram_bytes, "bytes")
     dram_s = dram_bytes / (target.dram_bytes_per_s * p["dram share"])
+    dram_s = s.put("dram time", dram_s, "s")
     partial = xp.where(tiles.split > 1, 8.0 * tiles.split * work.output_points, 0.0)
     again = w.strips * w.keys / xp.maximum(xp.minimum(work.extents["d"], w.keys * w.strips), 1.0)
     l2_bytes = s.put("l2 bytes", nbytes + (k + v) * (xp.maximum(again, 1.0) - 1) + partial, "bytes")
     active = xp.minimum(1.0, w.blocks / target.sms)
-    l2_s = l2_bytes / (_l2_rate(s, target, p) * active)
+    l2_s = s.put("l2 time", l2_bytes / (_l2_rate(s, target, p) * active), "s")
     return s.put("memory", xp.maximum(dram_s, l2_s), "s"), missed
 
 

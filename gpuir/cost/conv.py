@@ -78,12 +78,14 @@ FACTORS = (
 
 
 class Way(NamedTuple):
-    """Seconds of arithmetic, of memory, and of what neither hides; bytes from and to DRAM."""
+    """Seconds of arithmetic, of memory, and of what neither hides; bytes from and to DRAM;
+    instructions of lanes, where they say more than the products do."""
 
     compute: Any
     memory: Any
     rest: Any
     dram_bytes: Any
+    issued: Any
 
 
 def seconds(s: Sheet, work: Work, tiles: Tiles, target: Target, p: Mapping[str, Number]) -> Terms:
@@ -93,6 +95,7 @@ def seconds(s: Sheet, work: Work, tiles: Tiles, target: Target, p: Mapping[str, 
     if window.library != "aten":
         best = _shared(s, work, tiles, target, p, best)
     s.put("dram bytes", best.dram_bytes, "bytes", "of the way taken")
+    s.put("lane instructions", best.issued, "", "of the way taken")
     return Terms(best.compute, best.memory, best.rest, 0.0 * best.compute)
 
 
@@ -198,7 +201,9 @@ def _direct(s: Sheet, work: Work, target: Target, p: Mapping[str, Number]) -> Wa
     share = p["dram share"] if weights else p["direct dram share"]
     memory = work.nbytes / (target.dram_bytes_per_s * share)
     memory = s.put("direct: memory", memory, "s")
-    return Way(compute, memory, p["start"] + 0.0 * compute, work.nbytes + 0.0 * compute)
+    return Way(
+        compute, memory, p["start"] + 0.0 * compute, work.nbytes + 0.0 * compute, cells * each
+    )
 
 
 def _fused(s: Sheet, work: Work, target: Target, p: Mapping[str, Number], rate: Number) -> Way:
@@ -260,7 +265,8 @@ def _way(
     memory = s.put(f"{name}: memory", memory, "s")
     rest = s.put(f"{name}: rest", p["overlap"] * s.xp.minimum(compute, memory) + rest, "s")
     s.put(name, s.xp.maximum(compute, memory) + rest, "s")
-    return Way(compute, memory, rest, memory * target.dram_bytes_per_s * p["dram share"])
+    moved = memory * target.dram_bytes_per_s * p["dram share"]
+    return Way(compute, memory, rest, moved, 0.0 * compute)
 
 
 def candidates(work: Work, target: Target) -> Tiles:

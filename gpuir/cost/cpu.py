@@ -148,6 +148,7 @@ def _lanes_s(
         if work.kind == "scan":
             clocks = clocks + SCAN_CLOCKS * work.points
     share = cores / target.sms
+    ops = s.put("lane instructions", ops)
     return ops / (lanes * p["lane share"] * share) + clocks / (target.clock_hz * cores)
 
 
@@ -273,6 +274,9 @@ def _memory_s(
     byte_s = _byte_s(s, footprint, cores, target, p)
     away = (1 - s.values["held by the cores"]) * (1 - s.values["held by the shared cache"])
     s.put("dram bytes", work.nbytes * away, "bytes")
+    s.put("dram time", work.nbytes * away / s.values["memory's rate"], "s")
+    shared = work.nbytes * (1 - s.values["held by the cores"]) - work.nbytes * away
+    s.put("l2 time", s.put("l2 bytes", shared, "bytes") / s.values["shared cache"], "s")
     memory = work.nbytes * byte_s
     if work.kernel == "k.gather":
         table = work.operands[0].nbytes

@@ -155,6 +155,8 @@ def seconds(s: Sheet, work: Work, tiles: Tiles, target: Target, p: Mapping[str, 
     streaming = streaming + p["weight clocks"] / (KIB * clocks)
     streaming = s.put("time of a byte of weights", streaming, "s", "through DRAM and into SMs")
     s.put("dram bytes", work.nbytes * cold, "bytes", "of experts that get rows")
+    s.put("dram time", work.nbytes * cold / (dram * p["dram share"]), "s")
+    s.put("l2 time", s.put("l2 bytes", work.nbytes, "bytes") / l2_rate, "s")
     cell = work.operands[1].cell_bytes
     compute: Number = 0.0
     memory: Number = 0.0

@@ -39,7 +39,7 @@ FACTORS = (
 
 def seconds(s: Sheet, work: Work, tiles: Tiles, target: Target, p: Mapping[str, Number]) -> Terms:
     """The terms of the quickest way."""
-    best: tuple[Any, Any, Any] | None = None
+    best: tuple[Any, ...] | None = None
     for name, way in zip("abc", work.detail_as(Steps).ways, strict=False):
         found = _way(s, work, target, p, name, way)
         if best is None:
@@ -48,14 +48,22 @@ def seconds(s: Sheet, work: Work, tiles: Tiles, target: Target, p: Mapping[str, 
         quicker = s.xp.maximum(found[0], found[1]) + found[2]
         quicker = quicker < s.xp.maximum(best[0], best[1]) + best[2]
         new = zip(found, best, strict=True)
-        best = tuple(s.xp.where(quicker, a, b) for a, b in new)  # pyright: ignore
+        best = tuple(s.xp.where(quicker, a, b) for a, b in new)
     assert best is not None, "a routine has a way"
-    return Terms(*best)
+    compute, memory, wait, dram_bytes, dram_s, l2_bytes, l2_s, issued = best
+    s.put("dram bytes", dram_bytes, "bytes", "of the way taken")
+    s.put("dram time", dram_s, "s", "of the way taken")
+    s.put("l2 bytes", l2_bytes, "bytes", "of the way taken")
+    s.put("l2 time", l2_s, "s", "of the way taken")
+    s.put("lane instructions", issued, "", "of the way taken")
+    return Terms(compute, memory, wait)
 
 
 def _way(
     s: Sheet, work: Work, target: Target, p: Mapping[str, Number], name: str, way: Way
-) -> tuple[Number, Number, Number]:
+) -> tuple[Number, ...]:
+    """Seconds of arithmetic, of memory and of waits; bytes of DRAM and of the L2, with the seconds
+    of each; instructions of lanes."""
     xp = s.xp
     active = xp.where(way.blocks > 0, xp.minimum(1.0, way.blocks / target.sms), 1.0)
     room = target.l2_bytes * p["l2 keeps"]
@@ -63,15 +71,16 @@ def _way(
     moved = s.put(f"{name}: bytes of all passes", way.moved, "bytes")
     dram_rate = target.dram_bytes_per_s * dram_share(target, p) * p["pass share"]
     l2_rate = s.put(f"{name}: l2 rate", target.l2_bytes_per_s * p["l2 share"] * active, "bytes/s")
-    memory = xp.maximum(moved * missed / dram_rate, moved / l2_rate)
-    memory = s.put(f"{name}: passes", memory, "s")
+    dram_s, l2_s = moved * missed / dram_rate, moved / l2_rate
+    memory = s.put(f"{name}: passes", xp.maximum(dram_s, l2_s), "s")
     clock_hz = sustained_hz(s, target, p)
     ops = lanes_s(s, way.ops, clock_hz * active, target, p)
     peak = target.peak("vector", work.dtype) * p["product share"]
     compute = s.put(f"{name}: arithmetic", ops + way.products / peak, "s")
     wait = (way.launches - 1) * target.launch_s + way.clocks / target.clock_hz
     wait = s.put(f"{name}: launches and waits", wait, "s", "cost.steps")
-    return compute, memory, wait
+    issued = s.values["lane instructions"]
+    return compute, memory, wait, moved * missed, dram_s, moved, l2_s, issued
 
 
 def choose(work: Work, target: Target, p: Mapping[str, Number]) -> Tiles:

@@ -273,8 +273,9 @@ def _moved(
         + ragged_n * out * (cold + xp.where(split > 1.0, 0.5 * split + 0.5, 0.0)),
         "bytes",
     )
-    dram_s = dram_bytes / (target.dram_bytes_per_s * p["dram share"])
-    memory_s = xp.maximum(dram_s, l2_bytes / _l2_rate(target, p))
+    dram_s = s.put("dram time", dram_bytes / (target.dram_bytes_per_s * p["dram share"]), "s")
+    l2_s = s.put("l2 time", l2_bytes / _l2_rate(target, p), "s")
+    memory_s = xp.maximum(dram_s, l2_s)
     if target.isa.startswith("sm_6") and is_linear(work):
         long = (k * cell / LONG_ROW_BYTES) ** 2.0
         pages = xp.log1p(left / TLB_BYTES) * long / (1.0 + long)

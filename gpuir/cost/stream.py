@@ -228,7 +228,8 @@ def lanes_s(
     cost = p["amd lane cost"] if target.vendor == "AMD" else 1.0
     each_s = slots(target) * target.sms * clock_hz * p["issue share"]
     rate = s.put("issue rate", each_s, "lane instructions/s")
-    return s.put("instructions", (lane_ops * cost + beside) / rate, "s")
+    issued = s.put("lane instructions", lane_ops * cost + beside)
+    return s.put("instructions", issued / rate, "s")
 
 
 def sustained_hz(s: Sheet, target: Target, p: Mapping[str, Number]) -> Number:

@@ -38,6 +38,7 @@ from gpuir.cost.uncertainty import is_unfitted, uncertainty
 from gpuir.cost.work import Work, stacked
 from gpuir.ir.errors import ModelError
 from gpuir.ir.notes import Bound, Cost, Tile
+from gpuir.ir.types import f32
 from gpuir.ops.kernel import KernelOp
 from gpuir.targets.target import Target
 
@@ -365,7 +366,7 @@ def cost_of(work: Work, tile: Tile, target: Target, model: Model | None = None) 
     )
     time_s = max(float(e.compute), float(e.memory)) + float(e.latency)
     bound = max(terms, key=lambda term: term[1])[0]
-    facts = tuple(_facts(work, target, s, time_s))
+    facts = tuple(_facts(work, target, s, time_s, bound))
     known = trained(work, target, model)
     place = familiar(work, target, known)
     between = None
@@ -390,7 +391,9 @@ def _times(work: Work) -> Number:
     return 1 if work.times is None else work.times
 
 
-def _facts(work: Work, target: Target, s: Sheet, time_s: float) -> Iterator[tuple[str, float]]:
+def _facts(
+    work: Work, target: Target, s: Sheet, time_s: float, bound: Bound
+) -> Iterator[tuple[str, float]]:
     values = s.values
     yield "flops", work.flops
     yield "operand_bytes", _plain(work.operand_bytes)
@@ -408,13 +411,45 @@ def _facts(work: Work, target: Target, s: Sheet, time_s: float) -> Iterator[tupl
         yield "occupancy", _plain(min(1.0, threads / target.sm.threads))
     if "padding: used share of the tiles" in values:
         yield "padding", _plain(1 - min(1.0, values["padding: used share of the tiles"]))
-    peak = peak_of(work, target)
-    yield "peak", _plain(peak)
+    yield "peak", _plain(peak_of(work, target))
+    shares = _shares(work, target, values, time_s)
+    yield from ((name, _plain(share)) for name, share in shares.items())
+    yield "bound_share", _plain(_bound_share(bound, shares, values))
+
+
+def _shares(
+    work: Work, target: Target, values: Mapping[str, Number], time_s: float
+) -> dict[str, float]:
+    """What a kernel reaches of each listed rate: of flop/s, of the memories, of the instructions
+    that lanes can issue."""
     counted = work.products * work.density or work.flops
-    yield "peak_share", _plain(counted / time_s / peak)
-    if "dram bytes" in values:
-        dram_bytes = values["dram bytes"] * _times(work)
-        yield "dram_share", _plain(dram_bytes / time_s / target.dram_bytes_per_s)
+    shares = {"peak_share": counted / time_s / peak_of(work, target)}
+    rates = {"dram": target.dram_bytes_per_s, "l2": target.l2_bytes_per_s}
+    for name, rate in rates.items():
+        if f"{name} bytes" in values and rate:
+            shares[f"{name}_share"] = values[f"{name} bytes"] * _times(work) / time_s / rate
+    if "lane instructions" in values:
+        issued = values["lane instructions"] * _times(work)
+        shares["lane_share"] = issued / time_s / _issue_rate(target)
+    return shares
+
+
+def _issue_rate(target: Target) -> float:
+    """Instructions of lanes a second, at the listed clock."""
+    if target.is_cpu:
+        return target.peak("vector", f32) / target.sm.flops_per_lane_clock
+    return stream.slots(target) * target.sms * target.clock_hz
+
+
+def _bound_share(bound: Bound, shares: Mapping[str, float], values: Mapping[str, Number]) -> float:
+    """The share of the rate that bounds a kernel: of the memory that takes longer, of arithmetic or
+    of the lanes that issue it, whichever is nearer to what it can do. Waits have no rate: of all
+    the nearest."""
+    if bound == "memory":
+        slower = values.get("l2 time", 0.0) > values.get("dram time", 0.0)
+        return min(shares.get("l2_share" if slower else "dram_share", 0.0), 1.0)
+    own = ("peak_share", "lane_share") if bound == "compute" else tuple(shares)
+    return min(max(shares.get(name, 0.0) for name in own), 1.0)
 
 
 def _plain(number: Any) -> float:

@@ -148,8 +148,11 @@ class Kernel:
 
     @property
     def peak_share(self) -> float | None:
-        """The part achieved of the rate that bounds it: of flop/s, of memory bandwidth, or the
-        larger. None where the predictor does not say."""
+        """The part achieved of the rate that bounds it: of flop/s or of the instructions of lanes,
+        of DRAM or the L2; where waits do, the largest of these. None where the predictor does not
+        say."""
+        if (stated := self.cost.fact("bound_share")) is not None:
+            return stated
         flops, moved = self.cost.fact("peak_share"), self.cost.fact("dram_share")
         shares = {"compute": (flops,), "memory": (moved,), "latency": (flops, moved), "network": ()}
         known = [share for share in shares[self.cost.bound] if share is not None]

@@ -345,3 +345,53 @@ def test_a_tile_is_whole_along_what_it_leaves_out(tile: str, dtype: str, target:
         return gpuir.analyze(g).nodes[0].cost
 
     assert cost(tile) == cost(full)
+
+
+def shared(name: str, target: str, **extents):
+    cost = gpuir.kernel(name, target=target, **extents).cost
+    return cost, {fact: value for fact, value in cost.facts if fact.endswith("_share")}
+
+
+def test_what_the_l2_bounds_has_its_share_of_the_l2():
+    """6 MB from and to an L2 of 48 MB: nothing reaches DRAM."""
+    cost, shares = shared("map", "l4", cells=1_000_000, inputs=2, fn="add", dtype="f16")
+    assert cost.bound == "memory" and shares["dram_share"] < 0.001
+    l2_bytes_per_s = load_target("l4").l2_bytes_per_s
+    assert shares["bound_share"] == pytest.approx(6e6 / cost.time_s / l2_bytes_per_s, rel=1e-4)
+
+
+def test_what_dram_bounds_has_its_share_of_dram():
+    _, shares = shared("map", "l4", cells=100_000_000, inputs=2, fn="add", dtype="f16")
+    assert shares["bound_share"] == shares["dram_share"] > 0.7
+
+
+@pytest.mark.parametrize("target", ["l4", "mi300x", "x86-64-v4"])
+def test_what_lanes_bound_has_their_share(target: str):
+    cost, shares = shared("map", target, cells=8_000_000, fn="gelu", dtype="f16")
+    assert cost.bound == "compute" and shares["peak_share"] < 0.03
+    assert shares["bound_share"] == shares["lane_share"] > 0.2
+
+
+def test_a_depthwise_convolution_has_the_share_of_the_instructions_it_issues():
+    extents = {"channels": 256, "filters": 256, "groups": 256, "window": 3, "padding": 1}
+    cost, shares = shared("conv", "h100-sxm", batch=32, size=56, dtype="f16", **extents)
+    assert cost.bound == "compute" and shares["peak_share"] < 0.1
+    assert shares["bound_share"] == shares["lane_share"] > 0.6
+
+
+@pytest.mark.parametrize("target", ["a100", "h100-sxm", "l4", "b200", "mi300x", "v100"])
+@pytest.mark.parametrize("size", [2**20, 2**22, 2**23, 2**25])
+def test_what_is_busy_with_one_thing_is_not_far_from_its_peak(target: str, size: int):
+    """Where arithmetic or memory takes nearly all of the time, its share cannot be next to none."""
+    rows = size // 1024
+    works = [
+        *(("map", {"cells": size, "fn": fn, "inputs": n}) for fn, n in (("add", 2), ("erf", 1))),
+        *(("rows", {"rows": rows, "columns": 1024, "of": of}) for of in ("softmax", "norm")),
+        ("attention", {"batch": 8, "heads": 8, "queries": 1, "keys": size // 2048, "head": 128}),
+        ("gemm", {"m": 512, "n": 512, "k": size // 512}),
+    ]
+    for name, extents in works:
+        cost, shares = shared(name, target, dtype="f16", **extents)
+        assert 0 <= shares["bound_share"] <= 1
+        busy = max(cost.term("compute"), cost.term("memory")) / cost.time_s
+        assert busy < 0.9 or shares["bound_share"] > 0.1, (name, extents, cost, shares)
