@@ -35,25 +35,20 @@ from gpuir.simulate.held import (
     part_bytes,
 )
 from gpuir.simulate.memory import MemoryKind, available_bytes, memory
-from gpuir.simulate.microbatches import (
-    LastPass,
-    Order,
-    PartTimes,
-    Pipelined,
-    run_pipeline,
-    task_orders,
-)
+from gpuir.simulate.microbatches import Order, Pipelined, orders_of, run_pipeline
 from gpuir.simulate.parallel import Parallel
 from gpuir.simulate.step import (
     Part,
     Run,
+    Stage,
     Step,
     Where,
     exposed,
     interval_of,
-    last_pass,
     model_flops,
+    part_times,
     shared_by_tp,
+    slowest_of,
     total_s,
     whole_step,
 )
@@ -163,11 +158,11 @@ def _simulated(
     cut = after[-1] if after else graph
     maker = _Maker(cluster, machine, parallel, profile, predictor, tf32, slow, common.runs)
     if parallel.pp > 1:
-        parts, pipelined, interval = maker.pipeline(cut)
+        parts, pipelined, interval, stages = maker.pipeline(cut)
         time_s = pipelined.time_s
     else:
         part = maker.whole(cut)
-        parts, pipelined = (part,), None
+        parts, pipelined, stages = (part,), None, ()
         time_s, interval = total_s(part.runs), interval_of(part.runs)
     common.runs = maker.known
     first = parts[0].runs[0].graph
@@ -192,6 +187,7 @@ def _simulated(
         params=_cells(graph.params, graph),
         interval=interval,
         pipelined=pipelined,
+        stages=stages,
         assumed=tuple(dict.fromkeys(assumed)),
         tp_shared=shared_by_tp(graph, after[0], parallel.tp) if parallel.tp > 1 else None,
     )
@@ -326,6 +322,10 @@ class Place:
         return longest_of([roofline_s(load_target(gpu)) for gpu in self.gpus])
 
 
+# The parts of a pipeline, when each runs, the interval of that, and what was run.
+Piped = tuple[tuple[Part, ...], Pipelined, "tuple[float, float] | None", tuple[Stage, ...]]
+
+
 @dataclass
 class _Maker:
     """Kernels and times of what ranks run."""
@@ -412,7 +412,7 @@ class _Maker:
 
     # ------------------------------------------------------------------------ pipelines
 
-    def pipeline(self, g: Graph) -> tuple[tuple[Part, ...], Pipelined, tuple[float, float] | None]:
+    def pipeline(self, g: Graph) -> Piped:
         """The parts of each rank of a pipeline, and when they run.
 
         On several kinds of GPU the model is cut as if they were alike, and then so that parts take
@@ -441,20 +441,16 @@ class _Maker:
         made = partition(g, len(own), [weighs[place.gpus] for place in own], apart)
         return min(found, self.piped(made, own), key=lambda x: (not fit(x[0]), x[1].time_s))
 
-    def piped(
-        self, made: Partition, own: Sequence[Place]
-    ) -> tuple[tuple[Part, ...], Pipelined, tuple[float, float] | None]:
+    def piped(self, made: Partition, own: Sequence[Place]) -> Piped:
         """The parts of each rank of a pipeline, of a model that is cut, and when they run."""
         p = self.parallel
-        orders = task_orders(p.schedule, p.pp, p.microbatches, p.chunks)
-        if made.parts[0].backward is None:  # inference: microbatches go through one way
-            orders = tuple(tuple(t for t in order if t.kind == "forward") for order in orders)
+        orders = orders_of(p, made.parts[0].backward is not None)
         runs = list(map(self.part_runs, made.parts, own))
         sends = [self.send_s(part.sends, i) for i, part in enumerate(made.parts[:-1])]
         back = [self.send_s(part.sends_back, i) for i, part in enumerate(made.parts[1:])]
-        shared = self.shared_s(made)
+        stages = tuple(map(Stage, runs, self.shared_s(made)))
         found = [
-            run_pipeline(orders, _part_times(runs, shared, end), sends, back, self.norm_s(made))
+            run_pipeline(orders, part_times(stages, end), sends, back, self.norm_s(made))
             for end in (None, 0, 1)
         ]
         parts = tuple(
@@ -465,7 +461,7 @@ class _Maker:
         interval = None if any(e is None for e in ends) else (found[1].time_s, found[2].time_s)
         sent = tuple(_nbytes(part.sends) for part in made.parts[:-1])
         sent_back = tuple(_nbytes(part.sends_back) for part in made.parts[1:])
-        return parts, replace(found[0], sent=sent, sent_back=sent_back), interval
+        return parts, replace(found[0], sent=sent, sent_back=sent_back), interval, stages
 
     def part_runs(self, part: PartGraphs, place: Place) -> dict[str, Run]:
         """What runs of a part. The last microbatch's pass sums gradients beside its kernels, which
@@ -558,41 +554,6 @@ class _Maker:
         return replace(self.bytes[key], params=params_of(part.graphs))
 
 
-def _part_times(
-    runs: Sequence[dict[str, Run]], shared: Sequence[float], end: int | None
-) -> list[PartTimes]:
-    """Seconds of the passes of each part, at one end of their intervals."""
-
-    def seconds(run: Run | None) -> float:
-        if run is None:
-            return 0.0
-        if end is None or run.timeline.interval is None:
-            return run.timeline.time_s
-        return run.timeline.interval[end]
-
-    found: list[PartTimes] = []
-    for some, more in zip(runs, shared, strict=True):
-        norm, update = seconds(some.get("norm")), seconds(some.get("update"))
-        first = "norm" in some  # of both, what gradients that parts share are added up for
-        found.append(
-            PartTimes(
-                seconds(some["forward"]),
-                seconds(some.get("backward")),
-                seconds(some.get("weights")),
-                update + (0.0 if first else more),
-                norm + (more if first else 0.0),
-                _last_pass(some, end),
-            )
-        )
-    return found
-
-
-def _last_pass(runs: dict[str, Run], end: int | None) -> LastPass | None:
-    if "last" not in runs:
-        return None
-    return last_pass(runs["last"], runs.get("weights") or runs["backward"], end)
-
-
 def _part(
     runs: tuple[Run, ...],
     holds: dict[MemoryKind, int],
@@ -610,12 +571,6 @@ def _part(
         sum(v.type.size for v in weights),
         place.where,
     )
-
-
-def slowest_of(runs: Sequence[Run]) -> Run:
-    """Of runs of one graph on several kinds of GPU the slowest, with the others."""
-    slowest = max(runs, key=lambda run: run.timeline.time_s)
-    return replace(slowest, quicker=tuple(run for run in runs if run is not slowest))
 
 
 def fit(parts: Iterable[Part]) -> bool:

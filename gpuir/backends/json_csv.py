@@ -40,6 +40,7 @@ def _report(s: Summary) -> dict[str, Any]:
         profile=record(s.profile, "name title machine", numbers=s.profile.rows()),
         **record(run, "busy_s host_s gaps_s head_s tail_s copies_s"),
         host_bound=run.is_host_bound,
+        gains=[record(x, "cause gain_s") for x in s.gains],
         critical=[record(x, "lane start_s end_s") for x in run.critical],
         interval_s=s.interval,
         idle_kernels=s.idle,

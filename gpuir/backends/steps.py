@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from gpuir.backends import structured
 from gpuir.backends.structured import record
-from gpuir.backends.terminal import Layout, Page, traffic
+from gpuir.backends.terminal import Layout, Page, gains_text, traffic
 from gpuir.report.units import percent, quantity, rate
 from gpuir.simulate.memory import available_bytes
 from gpuir.simulate.microbatches import Task
@@ -26,6 +26,7 @@ def json_text(s: Step, batch: int | None) -> str:
             "model cluster target parallel time_s interval flops peak_flops_per_s mfu params "
             "exposed_s idle_s assumed tp_shared",
         ),
+        gains=[record(x, "cause gain_s") for x in s.gains],
         ranks=s.parallel.ranks,
         profile=s.profile.name,
         batch=batch,
@@ -98,6 +99,7 @@ def head(s: Step, batch: int | None) -> Iterator[tuple[str, str]]:
     if s.interval is not None:
         low, high = (quantity(end, "s") for end in s.interval)
         yield "interval", f"{low} to {high} in 80 % of cases"
+    yield "gains", gains_text(s.gains, s.time_s)
     yield "ranks", str(p)
     parts = f"in {p.microbatches:,} microbatch{'es' * (p.microbatches != 1)}"
     yield "batch", f"{batch:,} a step, {parts}" if batch else parts

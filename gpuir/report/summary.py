@@ -20,6 +20,7 @@ from gpuir.report.names import Path, module_of, node_name
 from gpuir.targets.profile import has_views, profile_of
 
 if TYPE_CHECKING:
+    from gpuir.simulate.causes import Gain
     from gpuir.simulate.memory import Memory
     from gpuir.simulate.timeline import Timeline
     from gpuir.targets.profile import Profile, Tf32
@@ -326,6 +327,14 @@ class Summary:
         """The time of kernels of a kind that no measurement is of: unknown operators, routines of
         which steps are counted, and those whose family measured others."""
         return sum(u.time_s for u in self.unseen if u.what == "kind")
+
+    @cached_property
+    def gains(self) -> tuple[Gain, ...]:
+        """By how much the run would be shorter without each cause, the most first: the timeline,
+        run again without it."""
+        from gpuir.simulate.causes import gains_of
+
+        return gains_of(self.graph, self.profile, self.latency_s)
 
     def slowest(self) -> list[Kernel]:
         """The kernels that take time, the slowest first."""

@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import Literal, NamedTuple, get_args
 
 from gpuir.ir.errors import UsageError, nearest
-from gpuir.simulate.parallel import PipelineSchedule
+from gpuir.simulate.parallel import Parallel, PipelineSchedule
 
 TaskKind = Literal["forward", "backward", "weights", "sums", "norm", "update"]
 
@@ -98,6 +98,15 @@ def task_orders(
             return tuple(_put_off(order, r, microbatches) for r, order in enumerate(orders))
         case "interleaved":
             return tuple(_interleaved(r, ranks, microbatches, chunks) for r in range(ranks))
+
+
+def orders_of(parallel: Parallel, is_training: bool) -> tuple[Order, ...]:
+    """The tasks of each rank of a pipeline; of inference microbatches go through one way."""
+    p = parallel
+    orders = task_orders(p.schedule, p.pp, p.microbatches, p.chunks)
+    if is_training:
+        return orders
+    return tuple(tuple(t for t in order if t.kind == "forward") for order in orders)
 
 
 def _check(schedule: str, ranks: int, microbatches: int, chunks: int) -> None:

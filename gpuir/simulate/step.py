@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 from gpuir.ir.graph import Graph, Node, Value
 from gpuir.ir.phases import phase_of
 from gpuir.ops import kernel as k
-from gpuir.simulate.microbatches import LastPass, Pipelined, Sums, Task
+from gpuir.simulate.causes import Again, Cause, Gain, gains
+from gpuir.simulate.microbatches import (
+    LastPass,
+    PartTimes,
+    Pipelined,
+    Sums,
+    Task,
+    orders_of,
+    run_pipeline,
+)
 from gpuir.simulate.overlap import rate_beside
 from gpuir.simulate.parallel import Parallel
 from gpuir.simulate.timeline import Timeline, Traffic, timeline
@@ -101,6 +111,15 @@ class Part:
 
 
 @dataclass(frozen=True)
+class Stage:
+    """A part of a pipeline, to be run: its passes by name, and the seconds in which gradients of
+    weights that several parts have are added up over these."""
+
+    runs: Mapping[str, Run]
+    shared_s: float = 0.0
+
+
+@dataclass(frozen=True)
 class Shared:
     """What ranks of tp share out: so much of the weights' bytes, and of the flops of the model's
     products. The rest each of them has, and does, whole."""
@@ -124,7 +143,8 @@ class Step:
 
     `time_s` is from the first kernel's launch to the last rank's end, and in 80 % of cases within
     `interval`, if all of it is off alike. `parts` are those of the pipeline, one without; of
-    them `slowest` is the one that is busy longest. `pipelined` is when each runs which microbatch.
+    them `slowest` is the one that is busy longest. `pipelined` is when each runs which microbatch,
+    and `stages` what was run for it.
     `flops` are those of the model's products for all ranks and microbatches together, recomputed
     ones left out; `peak_flops_per_s` is what all GPUs could do. `tp_shared` is what a cut by tp
     comes to, where there is one.
@@ -142,12 +162,20 @@ class Step:
     params: int
     interval: tuple[float, float] | None = None
     pipelined: Pipelined | None = field(default=None, repr=False)
+    stages: tuple[Stage, ...] = field(default=(), repr=False)
     assumed: tuple[str, ...] = ()
     tp_shared: Shared | None = None
 
     def __repr__(self) -> str:
         spread = f"{self.model} on {self.cluster} ({self.parallel}) under {self.profile.name}"
         return f"<Step of {spread}: {self.time_s:.4g} s>"
+
+    @cached_property
+    def gains(self) -> tuple[Gain, ...]:
+        """By how much the step would be shorter without each cause, the most first: the step, run
+        again without it."""
+        again = _Again()
+        return gains(self.time_s, lambda cause: again.step_s(self, cause))
 
     @property
     def slowest(self) -> Part:
@@ -208,6 +236,81 @@ class Step:
         """The model's flop/s over what the GPUs could do: model flop utilisation (Chowdhery et al.,
         PaLM, 2022, appendix B)."""
         return self.flops / (self.time_s * self.peak_flops_per_s) if self.time_s else 0.0
+
+
+def slowest_of(runs: Sequence[Run]) -> Run:
+    """Of runs of one graph on several kinds of GPU the slowest, with the others."""
+    slowest = max(runs, key=lambda run: run.timeline.time_s)
+    return replace(slowest, quicker=tuple(run for run in runs if run is not slowest))
+
+
+@dataclass
+class _Again:
+    """Runs without one cause or another: graphs that several run are run again once."""
+
+    graphs: dict[int, Again] = field(default_factory=dict[int, Again])
+    found: dict[tuple[int, Cause], Timeline] = field(
+        default_factory=dict[tuple[int, Cause], Timeline]
+    )
+
+    def run(self, x: Run, cause: Cause) -> Run:
+        """The run without a cause, on the GPU that is then the slowest."""
+        return slowest_of([replace(y, timeline=self.line(y, cause)) for y in (x, *x.quicker)])
+
+    def line(self, x: Run, cause: Cause) -> Timeline:
+        place = id(x.graph)
+        if (place, cause) not in self.found:
+            if place not in self.graphs:
+                self.graphs[place] = Again(x.graph, x.timeline.profile)
+            self.found[place, cause] = self.graphs[place].without(cause)
+        return self.found[place, cause]
+
+    def step_s(self, step: Step, cause: Cause) -> float:
+        """Seconds of a step without a cause."""
+        if step.pipelined is None:
+            return total_s([self.run(x, cause) for x in step.parts[0].runs])
+        pipe, sent = step.pipelined, float(cause != "communication")
+        stages = [
+            Stage({k: self.run(x, cause) for k, x in s.runs.items()}, sent * s.shared_s)
+            for s in step.stages
+        ]
+        orders = orders_of(step.parallel, "backward" in step.stages[0].runs)
+        sends, back = ([sent * s for s in some] for some in (pipe.sends, pipe.sends_back))
+        return run_pipeline(orders, part_times(stages), sends, back, sent * pipe.norm_s).time_s
+
+
+def part_times(stages: Iterable[Stage], end: int | None = None) -> list[PartTimes]:
+    """Seconds of the passes of each part, at one end of their intervals."""
+
+    def seconds(run: Run | None) -> float:
+        if run is None:
+            return 0.0
+        if end is None or run.timeline.interval is None:
+            return run.timeline.time_s
+        return run.timeline.interval[end]
+
+    found: list[PartTimes] = []
+    for stage in stages:
+        some, more = stage.runs, stage.shared_s
+        norm, update = seconds(some.get("norm")), seconds(some.get("update"))
+        first = "norm" in some  # of both, what gradients that parts share are added up for
+        found.append(
+            PartTimes(
+                seconds(some["forward"]),
+                seconds(some.get("backward")),
+                seconds(some.get("weights")),
+                update + (0.0 if first else more),
+                norm + (more if first else 0.0),
+                _last_pass(some, end),
+            )
+        )
+    return found
+
+
+def _last_pass(runs: Mapping[str, Run], end: int | None) -> LastPass | None:
+    if "last" not in runs:
+        return None
+    return last_pass(runs["last"], runs.get("weights") or runs["backward"], end)
 
 
 # ---- the pass of the last microbatch, with sums of gradients beside it ---------------------------

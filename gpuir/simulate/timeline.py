@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import groupby
@@ -37,6 +37,7 @@ class Launch:
     of what that computes, or because it runs that itself. `share` is the part of the device it
     fills, and `after` the launches it waits for: both count where several streams run. A collective
     has the name of the `group` of ranks that it joins, and a stream of its own with those of it.
+    `cost` is the kernel's, where it is one.
     """
 
     path: tuple[str, ...]
@@ -50,6 +51,7 @@ class Launch:
     share: float = 1.0
     after: tuple[int, ...] = ()
     group: str = ""
+    cost: Cost | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True)
@@ -147,6 +149,40 @@ def timeline(graph: Graph, profile: Profile) -> Timeline:
     On a CPU the kernels run in the host's own thread, and their times hold the calls: the host
     takes no time besides.
     """
+    made = prepared(graph, profile)
+    result = run(made.found, made.profile, made.into, made.back, params=made.params)
+    if all(x.between_s is None for x in result.launches):
+        return result
+    shares = together(widths(made.found))
+    low, high = (
+        run(
+            made.found,
+            _at_end(made.profile, end),
+            made.into,
+            made.back,
+            end,
+            made.params,
+            shares[end],
+        ).time_s
+        for end in (0, 1)
+    )
+    return replace(result, interval=(low, high))
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """What `run` runs of a costed graph: its launches, its copies, the number of its params, and
+    the profile with the host that it has there."""
+
+    found: tuple[Launch | Repeat, ...]
+    profile: Profile
+    into: tuple[Copy, ...]
+    back: tuple[Copy, ...]
+    params: int
+
+
+def prepared(graph: Graph, profile: Profile) -> Prepared:
+    """A costed graph as `profile` runs it on the graph's target, not run yet."""
     target = load_target(graph.target) if graph.target else None
     if profile.decode is not None and is_decoding(graph):
         profile = replace(profile, host=profile.decode)
@@ -156,15 +192,7 @@ def timeline(graph: Graph, profile: Profile) -> Timeline:
     apart = profile.streams > 1 or any(isinstance(n.op, k.Collective) for n in graph.walk())
     found = tuple(_whole_ops(dependent(graph)) if apart else steps(graph))
     params = sum(graph.role_of(v) in ("weight", "buffer") for v in graph.params)
-    result = run(found, profile, into, back, params=params)
-    if all(x.between_s is None for x in result.launches):
-        return result
-    shares = together(widths(found))
-    low, high = (
-        run(found, _at_end(profile, end), into, back, end, params, shares[end]).time_s
-        for end in (0, 1)
-    )
-    return replace(result, interval=(low, high))
+    return Prepared(found, profile, into, back, params)
 
 
 def widths(found: Iterable[Launch | Repeat], runs: int = 1) -> dict[str, list[float]]:
@@ -252,7 +280,7 @@ def _of_node(
         cost = node.cost
         rest = cost.time_s - op.trips * op.body.time_s if cost else 0.0
         if cost and rest > 1e-9 * cost.time_s:
-            yield replace(_launch(here, node, cost), time_s=rest, between_s=None)
+            yield replace(_launch(here, node, cost), time_s=rest, between_s=None, cost=None)
     elif isinstance(op, k.Cond):
         yield from _nodes(op.dearer, here)
     elif node.cost is not None:
@@ -274,6 +302,7 @@ def _launch(path: tuple[str, ...], node: Node, cost: Cost) -> Launch:
         lane=AUTOGRAD if phase_of(node) in ("backward", "recomputed") else HOST,
         between_s=cost.interval,
         group=node.op.collective.group if isinstance(node.op, k.Collective) else "",
+        cost=cost,
     )
 
 
@@ -376,15 +405,16 @@ def run(
     end: int | None = None,
     params: int = 0,
     share: float = 1.0,
+    takes: Callable[[Launch], float] | None = None,
 ) -> Timeline:
     """The launches in order: each kernel starts when it has been launched and the one before it on
     its stream has ended (Lin et al., TPDS 2024, algorithm 1). The model has so many `params`.
 
     Copies go through memory that is not pinned: the host waits for each. With `end`, each kernel
-    takes what that end of its interval says, so far as `share`.
+    takes what that end of its interval says, so far as `share`; with `takes`, what that says.
     """
     groups = tuple(dict.fromkeys(_groups(found)))
-    clock = _Clock(profile.host, profile.streams == 1 and not groups, end, share)
+    clock = _Clock(profile.host, profile.streams == 1 and not groups, end, share, takes)
     clock.call(params=params)
     for copy in into:
         clock.copy(copy, profile)
@@ -470,8 +500,16 @@ class _Clock:
     launches are.
     """
 
-    def __init__(self, host: Host, bounded: bool, end: int | None, share: float = 1.0):
+    def __init__(
+        self,
+        host: Host,
+        bounded: bool,
+        end: int | None,
+        share: float = 1.0,
+        takes: Callable[[Launch], float] | None = None,
+    ):
         self.host, self.bounded, self.end, self.part = host, bounded, end, share
+        self.takes = takes
         self.now = self.free = self.device_s = 0.0
         self.op: Loc | None = None
         self.lane = HOST
@@ -529,6 +567,8 @@ class _Clock:
                 self._straight(items)
 
     def _times(self, items: Sequence[Launch]) -> list[float]:
+        if self.takes is not None:
+            return [self.takes(x) for x in items]
         if self.end is None:
             return [x.time_s for x in items]
         end, share = self.end, self.part
