@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from gpuir.cost import generated
-from gpuir.cost.generated import FACTORS, Fitted, lanes, matrix, shipped
+from gpuir.cost.generated import FACTORS, Fitted, lanes, matrix, shipped, stands_for
 from gpuir.cost.learned import Net
 from gpuir.cost.sheet import Factor, Sheet
 from gpuir.cost.tile import predict
@@ -281,10 +281,10 @@ def _fit_net(torch: Any, problems: Sequence[Problem], factors: Numbers, steps: i
         times: list[Any] = []
         seen: list[Any] = []
         for counted, work in r.parts:
-            s = Sheet()
-            terms = matrix.seconds(s, counted, work, r.target, factors)
+            terms = matrix.seconds(Sheet(), counted, work, r.target, factors)
             times.append(np.maximum(terms.compute, terms.memory) + terms.latency)
-            features = matrix.features(s, counted, work, r.target).values()
+            there = stands_for(r.target)
+            features = matrix.features(counted, work, there, factors).values()
             seen.append(np.stack(np.broadcast_arrays(*features), axis=-1))
         inputs.append((times, seen, r.legal, r.used))
     rows = np.concatenate([x.reshape(-1, x.shape[-1]) for _, seen, _, _ in inputs for x in seen])

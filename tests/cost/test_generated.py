@@ -15,13 +15,14 @@ from hypothesis import strategies as st
 from gpuir.cost import generated
 from gpuir.cost.explain import terms
 from gpuir.cost.generated import lanes, matrix, parts
+from gpuir.cost.generated.legal import is_legal
 from gpuir.cost.nest import Tiles
 from gpuir.cost.sized import attention, gemm, pointwise, reach, rows
 from gpuir.cost.sized import terms as loops
 from gpuir.ir.errors import UsageError
 from gpuir.ir.notes import Tile
-from gpuir.ir.types import bf16, f16, f32
-from gpuir.targets.load import load_target
+from gpuir.ir.types import bf16, f16, f32, i4
+from gpuir.targets.load import load_target, target_names
 from gpuir.tune.kernels import nest
 from gpuir.tune.published import TEMPLATES
 
@@ -98,6 +99,128 @@ def test_nothing_beats_the_listed_peak():
         cut = Tiles({d: dims[d] for d, _ in work.dims}, 3.0, 8.0)
         found = float(np.ravel(generated.estimate(work, cut, H100).time_s)[0])
         assert found >= work.products * work.density / H100.peak("tensor", work.dtype)
+
+
+# ---------------------------------------------------------------------------- the law of resources
+
+# What a kernel may have more of. SMs and clocks come with the rates that hang on them, as those of
+# `a100+sms=160` do; shared memory of an SM with that of a block.
+RESOURCES = (
+    *("sms", "clock_hz", "sm.registers", "sm.smem_bytes", "sm.threads", "sm.blocks"),
+    *("l2.bytes", "l2.bytes_per_s", "dram.bytes_per_s", "tdp_w", "sm.l1_bytes"),
+)
+EXTENT = st.sampled_from([1, 7, 16, 64, 100, 512, 1000, 2048, 4096, 5000])
+KERNELS = {
+    "product": lambda m, n, k: gemm(m, n, k, bf16),
+    "batch": lambda m, n, k: gemm(m, n, k, f16, b=4),
+    "packed": lambda m, n, k: gemm(m, n, k, f16, weight=i4),
+    "f32": lambda m, n, k: gemm(m, n, k, f32),
+    "attention": lambda m, n, k: attention(2, 4, m, k, 64, f16, causal=bool(n % 2)),
+    "map": lambda m, n, k: pointwise(m * n, [f32], [f32]),
+    "softmax": lambda m, n, k: rows(m, k, f16, "softmax"),
+    "stencil": lambda m, n, k: (
+        nest(
+            "stencil",
+            {"y": m, "x": n, "i": 5, "j": 5},
+            reads=[("y+i", "x+j"), ("i", "j")],
+            writes=[("y", "x")],
+            reduced=("i", "j"),
+        ).work
+    ),
+}
+CUTS = {
+    "m": (16, 32, 64, 128, 256),
+    "n": (16, 32, 64, 128, 256),
+    "k": (16, 32, 64, 128),
+    "s": (16, 64, 128),
+    "d": (32, 64, 128),
+    "i": (64, 256, 1024, 4096),
+    "o": (1, 4, 16),
+    "r": (32, 128, 1024),
+    "y": (1, 4, 16),
+    "x": (16, 32, 128),
+}
+
+
+def given_more(target, changes):
+    """The target with some resources multiplied by factors of at least 1."""
+    chosen = {}
+    for path, by in changes.items():
+        value = target
+        for name in path.split("."):
+            value = getattr(value, name)
+        if value is not None:  # no limit of power is stated, or no L1
+            chosen[path] = round(value * by) if isinstance(value, int) else value * by
+    if "sm.smem_bytes" in chosen:
+        chosen["sm.smem_bytes_per_block"] = chosen["sm.smem_bytes"]
+        if target.sm.l1_holds_smem:
+            chosen["sm.l1_bytes"] = max(chosen["sm.smem_bytes"], chosen.get("sm.l1_bytes", 0))
+            chosen["sm.l1_bytes"] = max(chosen["sm.l1_bytes"], target.sm.l1_bytes)
+    return load_target(target.name, chosen)
+
+
+@st.composite
+def tiles_of(draw, work, count=8):
+    """Tiles of a kernel, many in one."""
+
+    def some(values):
+        return np.array(draw(st.lists(st.sampled_from(values), min_size=count, max_size=count)))
+
+    dims = {d: 1.0 * some(CUTS[d]) for d, _ in work.dims if d in CUTS and d not in "ij"}
+    if work.kernel == "k.map":
+        dims = {"i": 1.0 * some(CUTS["i"])}
+    stages, warps, group = (1.0 * some(v) for v in ((1, 2, 3, 4), (1, 2, 4, 8, 16), (1, 8)))
+    split = 1.0 * some((1, 2, 4)) if "k" in work.reduced else np.ones(count)
+    direct = {0: 1.0 * some((0, 1, 2))} if work.kernel == "nest" else {}
+    return Tiles(dims, stages, warps, split, group, direct=direct)
+
+
+GPUS = [t for t in map(load_target, target_names()) if not t.is_cpu]
+MORE = st.dictionaries(
+    st.sampled_from(RESOURCES), st.sampled_from([1.01, 1.2, 1.5, 2.0, 4.0]), min_size=1, max_size=3
+)
+
+
+@given(
+    st.sampled_from(list(KERNELS)), EXTENT, EXTENT, EXTENT, st.sampled_from(GPUS), MORE, st.data()
+)
+def test_more_of_any_resource_makes_no_tile_slower(kind, m, n, k, target, changes, data):
+    work = KERNELS[kind](m, n, k)
+    tiles = data.draw(tiles_of(work))
+    more = given_more(target, changes)
+    slow, fast = (generated.estimate(work, tiles, t).time_s for t in (target, more))
+    assert np.all(fast <= slow * (1 + 1e-9))
+
+
+@given(EXTENT, EXTENT, EXTENT, st.sampled_from(GPUS), MORE)
+def test_nor_the_best_tile_of_those_that_are_legal(m, n, k, target, changes):
+    work = gemm(m, n, k, f16)
+    grid = np.meshgrid(*(CUTS[d] for d in "mnk"), (1, 2, 3, 4), (2, 4, 8), indexing="ij")
+    down, across, deep, stages, warps = (1.0 * g.reshape(-1) for g in grid)
+    tiles = Tiles({"b": 1.0, "m": down, "n": across, "k": deep}, stages, warps)
+
+    def best(t):
+        fits = is_legal(work, tiles, t, len(down)).ok
+        return np.where(fits, generated.estimate(work, tiles, t).time_s, np.inf).min()
+
+    assert best(given_more(target, changes)) <= best(target) * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("changes", [{"sms": 160 / 132}, {"sm.registers": 2}], ids=str)
+def test_an_h100_with_more_sms_or_registers_slows_no_tile(changes):
+    """Some 200 of these tiles were slower with 160 SMs, by up to 8.6 %."""
+    work = gemm(2048, 4096, 4096, bf16)
+    sizes = (16, 32, 64, 128, 256)
+    grid = np.meshgrid(
+        sizes, sizes, sizes[:4], (1, 2, 3, 4, 5), (2, 4, 8), (1, 2, 4), indexing="ij"
+    )
+    m, n, k, stages, warps, split = (1.0 * g.reshape(-1) for g in grid)
+    tiles = Tiles({"b": 1.0, "m": m, "n": n, "k": k}, stages, warps, split, 8.0)
+    slow, fast = (
+        generated.estimate(work, tiles, t).time_s for t in (H100, given_more(H100, changes))
+    )
+    assert np.all(fast <= slow * (1 + 1e-9))
+    assert fast.min() <= slow.min()
 
 
 @given(

@@ -35,6 +35,7 @@ from gpuir.cost.nest import Tiles, copies_asynchronously, runs_on_tensor
 from gpuir.cost.sheet import Factor, Number, Sheet
 from gpuir.cost.work import Work
 from gpuir.ir.notes import Bound, Cost, Tile
+from gpuir.targets.load import load_target, target_names
 from gpuir.targets.target import Target
 
 BY = "generated@1"
@@ -97,6 +98,29 @@ def read(text: str) -> Fitted:
     return Fitted(factors, Net(**arrays) if arrays else None)
 
 
+# Of GPUs with tables of winners, the one that the network takes others of their architecture for.
+MEASURED = {
+    "sm_80": "a100-sxm-80gb",
+    "sm_89": "l40s",
+    "sm_90": "h100-sxm-80gb",
+    "sm_100": "b200-sxm-180gb",
+    "sm_121": "gb10",
+    "gfx942": "mi300x",
+}
+
+
+@lru_cache(maxsize=256)
+def _of_isa(isa: str) -> Target | None:
+    names = [MEASURED[isa]] if isa in MEASURED else target_names()
+    return next((t for t in map(load_target, names) if t.isa == isa), None)
+
+
+def stands_for(target: Target) -> Target:
+    """The GPU as which the network sees tiles on a target: one of its architecture that was
+    measured, or the first that ships; itself where none does."""
+    return _of_isa(target.isa) or target
+
+
 def counts(work: Work, tiles: Tiles, target: Target) -> Counts | None:
     """What blocks do under tiles; None where the library's formulas are all there is."""
     match kind_of(work, tiles, target):
@@ -141,12 +165,8 @@ def seconds(
     if given.net is None or work.kernel == "k.attention":
         return terms
     assert isinstance(counted, matrix.Blocks)
-    plain = s
-    if listed is not None:
-        plain = Sheet()
-        matrix.seconds(plain, counted, work, target, given.factors[kind])
-    seen = list(matrix.features(plain, counted, work, target).values())
-    by = np.exp(matrix.BOUND * given.net(seen, ""))
+    seen = matrix.features(counted, work, stands_for(target), given.factors[kind]).values()
+    by = np.exp(matrix.BOUND * given.net(list(seen), ""))
     source = f"a network sees counts of a block: exp(±{matrix.BOUND})"
     by = s.put("learned correction", by, "", source, terse=True)
     return Terms(terms.compute * by, terms.memory * by, terms.latency * by, terms.roof)

@@ -459,7 +459,8 @@ def seconds(s: Sheet, c: Nested, target: Target, p: Mapping[str, Number]) -> Ter
     spent = clocks(s, c.blocks, resident, target.sms, busy, alone, p["tail"], p["leak"])
     compute = s.put("busiest SM", spent / target.clock_hz, "s")
     l1 = float(sm.l1_bytes or sm.smem_bytes)
-    missed = xp.maximum(0.0 * c.blocks, 1 - l1 / xp.maximum(resident * r.held_bytes, 1.0))
+    # of a block by itself: an SM with room for more of them is no slower for it
+    missed = xp.maximum(0.0 * c.blocks, 1 - l1 / xp.maximum(r.held_bytes, 1.0))
     l2_bytes = r.l2_bytes + p["miss"] * missed * r.direct_bytes * grown[1] * c.blocks
     l2_bytes = l2_bytes + p["spill"] * 8 * over * c.threads * c.blocks
     l2_bytes = s.put("l2 bytes", l2_bytes, "bytes")

@@ -191,11 +191,39 @@ def count(work: Work, tiles: Tiles, target: Target) -> Blocks:
 BOUND = 0.25  # assumed: what configurations that formulas take for alike may differ by
 
 
-def features(s: Sheet, c: Blocks, work: Work, target: Target) -> dict[str, Number]:
-    """What the network sees of counted blocks, in its order, after `seconds` on that sheet: counts
-    and shapes, so that a target with every rate raised is no slower."""
-    log, v = np.log2, s.values
-    resident = v["blocks an SM holds"]
+@dataclass(frozen=True)
+class Held:
+    """What an SM holds of blocks: registers a thread wants, those of them that it does not get, and
+    blocks at once."""
+
+    threads: Number  # of a block
+    wanted: Number
+    spilled: Number
+    resident: Number
+
+
+def held(s: Sheet, c: Blocks, work: Work, target: Target, p: Mapping[str, Number]) -> Held:
+    """What an SM of a target holds of counted blocks."""
+    xp, warp = s.xp, target.sm.warp
+    threads = s.put("threads a block", c.warps * warp)
+    sums = c.m * c.n / threads * (2.0 if work.kind == "block scales" else 1.0)
+    if instruction(target) == "tcgen05":
+        sums = xp.where(c.grouped_warps > 0, 0.5 * sums, sums)  # tensor memory has them
+    sums = sums + c.scores / threads
+    operands = (c.left_bytes / c.warps_down + c.right_bytes / c.warps_across) / (4 * warp)
+    operands = operands * xp.where(c.grouped_warps > 0, 0.25, 1.0)
+    wanted = sums + p["registers"] + p["operands"] * xp.minimum(operands, 128.0)
+    wanted = s.put("registers wanted", wanted, "", "a thread")
+    over = s.put("values spilled", spilled(s, target, threads, wanted), "", "a thread's")
+    resident = residents(s, target, threads, wanted, c.smem_bytes, c.blocks)
+    return Held(threads, wanted, over, resident)
+
+
+def features(c: Blocks, work: Work, target: Target, p: Mapping[str, Number]) -> dict[str, Number]:
+    """What the network sees of counted blocks, in its order: counts and shapes. `target` is the GPU
+    that stands for its architecture, whatever the one that is asked about has of SMs, registers and
+    shared memory: so that one with more of them is no slower."""
+    log, h = np.log2, held(Sheet(), c, work, target, p)
     return {
         "log rows of a tile": log(c.m),
         "log columns": log(c.n),
@@ -205,15 +233,15 @@ def features(s: Sheet, c: Blocks, work: Work, target: Target) -> dict[str, Numbe
         "log group": log(np.maximum(c.group, 1.0)),
         "log rows filled": log(np.maximum(work.extents[names(work)[0]], 1.0) / c.m + 0.01),
         "log steps": log(c.steps),
-        "log rounds": log(c.blocks / (target.sms * resident)),
-        "log blocks held": log(resident),
-        "registers over the most": v["registers wanted"] / MOST_REGISTERS,
-        "spills": np.minimum(v["values spilled"] / 32, 4.0),
+        "log rounds": log(c.blocks / (target.sms * h.resident)),
+        "log blocks held": log(h.resident),
+        "registers over the most": h.wanted / MOST_REGISTERS,
+        "spills": np.minimum(h.spilled / 32, 4.0),
         "bytes": 0.0 * c.m + work.dtype.bits / 8,
         "has scales": 1.0 * (c.scaled > 0),
         "by four warps": c.grouped_warps,
         "log bytes held": log(c.smem_bytes),
-        "log sums of a thread": log(c.m * c.n / v["threads a block"]),
+        "log sums of a thread": log(c.m * c.n / h.threads),
         "log rows over columns": log(c.m / c.n),
     }
 
@@ -223,24 +251,12 @@ def seconds(s: Sheet, c: Blocks, work: Work, target: Target, p: Mapping[str, Num
     xp, sm = s.xp, target.sm
     clock = target.tensor_clock_hz or target.clock_hz
     peak = target.peak("tensor", work.rate_dtype)
-    threads = s.put("threads a block", c.warps * sm.warp)
-    # registers, and the blocks that fit
-    sums = c.m * c.n / threads * (2.0 if work.kind == "block scales" else 1.0)
-    if instruction(target) == "tcgen05":
-        sums = xp.where(c.grouped_warps > 0, 0.5 * sums, sums)  # tensor memory has them
-    sums = sums + c.scores / threads
-    held = (c.left_bytes / c.warps_down + c.right_bytes / c.warps_across) / (4 * sm.warp)
-    held = held * xp.where(c.grouped_warps > 0, 0.25, 1.0)
-    wanted = sums + p["registers"] + p["operands"] * xp.minimum(held, 128.0)
-    wanted = s.put("registers wanted", wanted, "", "a thread")
-    over = s.put("values spilled", spilled(s, target, threads, wanted), "", "a thread's")
-    resident = residents(s, target, threads, wanted, c.smem_bytes, c.blocks)
+    h = held(s, c, work, target, p)
     # one step of one block
     rate = peak * p["inner"] / (target.sms * clock)
     if c.wide:
         rate = rate * xp.where(c.grouped_warps > 0, 1.0, p["narrow"])
-    few = xp.maximum(4.0 / (c.warps * resident), 1.0) ** p["few warps"]
-    mma = s.put("products of a step", 2 * c.m * c.n * c.k * c.density * few / rate, "clocks")
+    mma = s.put("products of a step", 2 * c.m * c.n * c.k * c.density / rate, "clocks")
     reads = c.left_bytes * c.warps_across + c.right_bytes * c.warps_down
     reads = xp.where(c.grouped_warps > 0, c.left_bytes + c.right_bytes, reads)
     bytes_in = c.left_bytes + c.right_bytes
@@ -248,26 +264,30 @@ def seconds(s: Sheet, c: Blocks, work: Work, target: Target, p: Mapping[str, Num
     shared = s.put("shared memory of a step", shared, "clocks")
     lanes = (p["convert"] * c.unpacked + p["scale"] * c.scaled) / sm.fp32_lanes
     lanes = lanes + SOFTMAX_LANE_OPS * c.scores / sm.fp32_lanes
-    lanes = lanes + p["spill"] * over * threads * 8 / LINE_BYTES
+    lanes = lanes + p["spill"] * h.spilled * h.threads * 8 / LINE_BYTES
     lanes = s.put("lanes of a step", lanes, "clocks", "unpacking, scales and spilled values")
-    longer, shorter = xp.maximum(mma, shared), xp.minimum(mma, shared)
-    step = s.put("work of a step", longer + p["leak"] * shorter + lanes, "clocks")
-    at_work = xp.minimum(c.blocks, target.sms + 0.0 * c.blocks)
-    feed = bytes_in * at_work * clock / (p["l2 share"] * target.l2_bytes_per_s)
-    feed = s.put("operands of a step from the l2", feed, "clocks")
+
+    def worked(mma: Number) -> Number:
+        return xp.maximum(mma, shared) + p["leak"] * xp.minimum(mma, shared) + lanes
+
+    step = s.put("work of a step", worked(mma), "clocks")
+    few = xp.maximum(4.0 / c.warps, 1.0) ** p["few warps"]  # of a block that has the SM to itself
+    slowly = s.put("work of a step alone", worked(mma * few), "clocks")
     ahead = xp.maximum((c.stages - 1 + (1 - c.grouped_warps)) * p["ahead"], 0.5)
     late = s.put("wait of a step", p["wait"] / (ahead + 0.5), "clocks")
     stores = c.out_bytes / p["store bytes"]
-    busy = c.steps * xp.maximum(step, feed) + 0.2 * p["block"] + stores
-    slow = joined(s, p["overlap"], step, feed, late)  # what is late shows before all of it does
+    busy = c.steps * step + 0.2 * p["block"] + stores
+    slow = joined(s, p["overlap"], slowly, late)  # what is late shows before all of it does
     alone = c.steps * slow + p["wait"] + p["block"] + stores
     busy, alone = s.put("block", busy, "clocks"), s.put("block alone", alone, "clocks")
-    spent = clocks(s, c.blocks, resident, target.sms, busy, alone, p["tail"], p["blocks leak"])
+    spent = clocks(s, c.blocks, h.resident, target.sms, busy, alone, p["tail"], p["blocks leak"])
     own = c.lane_ops * xp.where(c.scores > 0, 0.0, 1.0)
     lane_s = own / target.peak("vector", f32) * sm.flops_per_lane_clock * 0.1
-    compute = s.put("busiest SM", spent / clock + lane_s, "s")
+    feed = c.blocks * c.steps * bytes_in / (p["l2 share"] * target.l2_bytes_per_s)
+    feed = s.put("operands from the l2", feed, "s")  # which all SMs share, however many
+    compute = s.put("busiest SM", xp.maximum(spent / clock, feed) + lane_s, "s")
     # what moves
-    at_once = xp.minimum(target.sms * resident, c.blocks)
+    at_once = xp.minimum(target.sms * h.resident, c.blocks)
     one = xp.maximum(c.down * c.across * c.split, 1e-9)  # blocks of one matrix
     window = xp.maximum(xp.minimum(at_once, one), 1.0)
     columns = xp.minimum(c.across, xp.maximum(window / xp.maximum(c.group, 1.0), 1.0))

@@ -135,26 +135,30 @@ def clocks(
     tail: Number,
     leak: Number,
 ) -> Number:
-    """Clocks of the busiest SM: full rounds of its `resident` blocks and a last one of fewer.
+    """Clocks of the busiest SM, which holds `resident` of its blocks at once.
 
     A block keeps the SM `busy`, and takes `alone` from its first load to its last store. What it
     waits for is hidden by the work of the others beside it, but for a `leak` of the shorter of
-    both. Of the last round `tail` is felt; the rest is filled by blocks that finish early.
+    both. The busiest SM runs its blocks in even rounds, as few as it can; of what it has more than
+    the others `tail` is felt, the rest is filled by blocks that finish early.
+
+    Neither more SMs nor more residents make this longer: a round of more blocks takes longer, but
+    less for each of them.
     """
     xp = s.xp
 
-    def round_of(n: Number) -> Number:
+    def each(n: Number) -> Number:
+        """Of a round of `n` blocks."""
         others = (n - 1) * busy
         waits = alone - busy
-        return busy + xp.maximum(others, waits) + leak * xp.minimum(others, waits)
+        return (busy + xp.maximum(others, waits) + leak * xp.minimum(others, waits)) / n
 
-    rounds = blocks / (sms * resident)
-    full = xp.floor(rounds)
-    rest = rounds - full
-    last = xp.where(rest > 0, round_of(xp.ceil(rest * resident)), 0.0)
-    one = round_of(resident)
-    mixed = (1 - tail) * rest * one + tail * last
-    return full * one + xp.where(full > 0, mixed, last)
+    mean = xp.maximum(blocks / sms, 1.0)
+    most = xp.ceil(mean)
+    rounds = xp.ceil(most / resident)
+    felt = most * each(most / rounds)
+    filled = mean * each(xp.minimum(resident, mean))
+    return (1 - tail) * filled + tail * felt
 
 
 def joined(s: Sheet, q: Number, *parts: Number) -> Number:

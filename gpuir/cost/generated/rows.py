@@ -128,14 +128,14 @@ def seconds(s: Sheet, c: Streams, target: Target, p: Mapping[str, Number]) -> Te
     compute = s.put("busiest SM", spent / target.clock_hz, "s")
     dram = s.put("dram bytes", c.nbytes * xp.maximum(1.0, 0.5 * c.passes), "bytes")
     at_once = xp.minimum(target.sms * resident, c.blocks) * c.threads * c.flight
-    need = target.dram_bytes_per_s * p["wait"] / target.clock_hz
-    fill = s.put("share of the rate that loads in flight fill", at_once / (at_once + need))
     rate = xp.minimum(
         p["dram share"] * target.dram_bytes_per_s,
         p["l2 share"] * target.l2_bytes_per_s / c.waste,
     )
     held = xp.where(c.nbytes < 0.5 * target.l2_bytes, p["l2 share"] * target.l2_bytes_per_s, rate)
-    memory = s.put("from caches and dram", dram / (held * fill), "s")
+    # by Little's law: what is under way at once comes a wait apart
+    waits = s.put("waits of loads", dram * p["wait"] / target.clock_hz / at_once, "s")
+    memory = s.put("from caches and dram", dram / held + waits, "s")
     total = joined(s, 3.0, compute, memory) + p["start"] * 1e-6
     total = total + xp.where(c.split > 1, 2e-6, 0.0)
     return Terms(compute, memory, total - xp.maximum(compute, memory))
