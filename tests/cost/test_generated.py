@@ -23,7 +23,7 @@ from gpuir.ir.errors import UsageError
 from gpuir.ir.notes import Tile
 from gpuir.ir.types import bf16, f16, f32, i4
 from gpuir.targets.load import load_target, target_names
-from gpuir.tune.kernels import nest
+from gpuir.tune.kernels import kernel, nest
 from gpuir.tune.published import TEMPLATES
 
 A100, H100, W6600 = (load_target(name) for name in ("a100", "h100-sxm", "w6600"))
@@ -333,6 +333,37 @@ def test_shared_memory_is_what_tritons_compiler_takes():
         asked = matrix.count(gemm(4096, 4096, 4096, dtypes[row["dtype"]]), tiles, target)
         wrong += abs(float(np.ravel(asked.smem_bytes)[0]) - float(row["smem_bytes"])) > 4096
     assert wrong <= 6
+
+
+SHARED = CSV.with_name("triton_shared.csv")
+
+
+@pytest.mark.skipif(not SHARED.is_file(), reason="the table is in the repository alone")
+def test_shared_memory_of_every_gpu_and_of_packed_weights():
+    """On gfx950 Triton asked for 1.5 to 2.1 times what was counted, for int4 and int2 for up to 3.3
+    times, so that tiles that no GPU can hold were legal."""
+    from validation.agreement.triton_shared import counted, rows
+
+    table = rows()
+    ratios = np.array([counted(r)[0] / r.smem_bytes for r in table])
+    plain = np.array([r.isa == "gfx950" and r.weight in ("", "i8") for r in table])
+    assert np.all(np.abs(ratios[plain] - 1) < 0.01) and plain.sum() > 90
+    packed = np.array([r.weight in ("i4", "i2") for r in table])
+    assert np.mean(np.abs(ratios[packed] - 1) < 0.1) > 0.8
+    assert np.mean(np.abs(ratios - 1) < 0.01) > 0.9
+    for row in table:
+        wants, has = counted(row)
+        assert row.smem_bytes <= has or wants > has, row
+
+
+def test_shared_memory_on_gfx950_by_hand():
+    """Two operands of 16 KiB in two buffers. Of a copy of a warp, 1,024 bytes, between two: 16
+    bytes where cells lie along k, and 64 where they do not."""
+    tiles = Tiles({"b": 1.0, "m": 128.0, "n": 128.0, "k": 64.0}, 2.0, 4.0)
+    for layout, gaps in (("nn", 16 + 64), ("nt", 16 + 16), ("tn", 64 + 64)):
+        work = kernel("gemm", m=4096, n=4096, k=4096, layout=layout).work
+        found = matrix.count(work, tiles, load_target("mi355x")).smem_bytes
+        assert found == 4 * 16384 + 31 * gaps
 
 
 # ---------------------------------------------------------------------------- as costs

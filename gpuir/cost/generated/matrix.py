@@ -28,6 +28,7 @@ from gpuir.cost.generated.parts import (
     spilled,
     where,
 )
+from gpuir.cost.generated.shared import Staged, smem_bytes
 from gpuir.cost.lanes import SOFTMAX_LANE_OPS
 from gpuir.cost.nest import Tiles, has_clusters, instruction
 from gpuir.cost.sheet import Factor, Number, Sheet
@@ -153,6 +154,14 @@ def count(work: Work, tiles: Tiles, target: Target) -> Blocks:
     buffers = np.maximum(where(grouped > 0, tiles.stages, tiles.stages - 1), 1.0)
     if is_amd(target):
         buffers = np.maximum(tiles.stages - 1, 1.0)
+    copies = tiles.stages if target.isa == "gfx950" else buffers  # `cost.generated.shared`
+    smem = copies * right_bytes + held_bytes
+    if work.kernel != "k.attention":
+        staged = (
+            Staged(m, a, left.dims[-1] == deep),
+            Staged(n, w, right.dims[-1] == deep),
+        )
+        smem = smem_bytes(target, work.dtype, staged, k, tiles.stages, grouped)
     none = 0.0 * blocks
     narrow = 1.0 * np.less(w, a)
     found: dict[str, Number] = dict(  # noqa: C408
@@ -173,7 +182,7 @@ def count(work: Work, tiles: Tiles, target: Target) -> Blocks:
         scaled=m * n * float(work.kind == "block scales"),
         out_bytes=m * n * out,
         scores=scores,
-        smem_bytes=buffers * (left_bytes + right_bytes) + held_bytes,
+        smem_bytes=smem,
         split=tiles.split,
         down=down,
         across=across,
