@@ -314,14 +314,15 @@ class Emitter:
         return results
 
     def name_results(
-        self, start: int, results: Sequence[Value | None], wishes: Sequence[str]
-    ) -> tuple[Value | None, ...]:
+        self, start: int, results: Sequence[Any], wishes: Sequence[str]
+    ) -> tuple[Any, ...]:
         """The results under the names wished for: those made since node `start`, or known ones not
-        yet placed. What merely passes through keeps the name it has."""
+        yet placed. What merely passes through keeps the name it has. What holds several values has
+        them by their new names (`renamed`)."""
         made = {v for node in self.builder.nodes[start:] for v in node.results}
         renamed: dict[Value, Value] = {}
         for value, wish in zip(results, wishes, strict=False):
-            if value is None or not wish:
+            if not isinstance(value, Value) or not wish:
                 continue
             if value in made and value not in renamed:
                 renamed[value] = Value(self.names.claim(wish), value.type)
@@ -330,7 +331,11 @@ class Emitter:
         if renamed:
             self.builder.rename(start, renamed)
             self.own.update(renamed.values())
-        return tuple(v and renamed.get(v, v) for v in results)
+
+        def called(v: Any) -> Any:
+            return v and (renamed.get(v, v) if isinstance(v, Value) else v.renamed(renamed))
+
+        return tuple(map(called, results))
 
     def keep(self, names: Iterable[str]) -> None:
         """Sets the model's own names aside for the values that bear them."""

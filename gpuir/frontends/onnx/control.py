@@ -8,7 +8,7 @@ from typing import Any
 
 from gpuir.frontends.emit import Emitter, UnknownValue
 from gpuir.frontends.onnx.node import Converter, OnnxNode
-from gpuir.frontends.onnx.sequence import Items
+from gpuir.frontends.onnx.sequence import Grown, Items, NotAppended, Row, taken, whole
 from gpuir.ir.errors import ModelError
 from gpuir.ir.graph import Graph, Value
 from gpuir.ir.types import TensorType, bool_, i64
@@ -19,12 +19,14 @@ COMPUTED = 1024  # trips of a loop that is computed while loading
 UNBOUNDED = 1 << 31  # a trip count from here on stands for "until the condition fails"
 
 Values = tuple[Value, ...]
+Result = Value | Items
+Results = tuple[Result, ...]
 
 
 # ---------------------------------------------------------------------------- If
 
 
-def if_(n: OnnxNode, e: Emitter) -> Values:
+def if_(n: OnnxNode, e: Emitter) -> Any:
     """The branch whose condition is known, else both.
 
     Branches that give different shapes, or one that does not fit the inputs' shapes, leave a
@@ -51,11 +53,11 @@ def if_(n: OnnxNode, e: Emitter) -> Values:
         return branch.splice(e)
     a, b = good.values()
     types = [[v.type for v in branch.outputs] for branch in (a, b)]
-    if types[0] == types[1]:
+    if types[0] == types[1] and lengths(a.results) == lengths(b.results):
         captures = tuple(dict.fromkeys((*a.emit.captures, *b.emit.captures)))
         op = t.Cond(n[0], a.graph(captures), b.graph(captures), captures)
-        return e.add(op)
-    if [x.dtype for x in types[0]] != [x.dtype for x in types[1]]:
+        return regrouped(a.results, e.add(op))
+    if dtypes(a.results) != dtypes(b.results):
         found = f"{_list(types[0])} and {_list(types[1])}"
         raise ModelError(
             "If: the two branches return different types", expected="the same", found=found
@@ -71,9 +73,10 @@ def if_(n: OnnxNode, e: Emitter) -> Values:
 class Branch:
     """A branch imported as a region."""
 
-    def __init__(self, emit: Emitter, results: Values):
+    def __init__(self, emit: Emitter, results: Results):
         self.emit, self.results = emit, results
-        self.outputs = tuple(emit.place(v) for v in results)
+        self.values = flat(emit, results)
+        self.outputs = tuple(emit.place(v) for v in self.values)
 
     def flops(self) -> int:
         return sum(node.op.flops() for node in self.emit.builder.nodes)
@@ -81,7 +84,7 @@ class Branch:
     def graph(self, captures: Values) -> Graph:
         return replace(self.emit.builder.finish(self.outputs), inputs=captures)
 
-    def splice(self, e: Emitter) -> Values:
+    def splice(self, e: Emitter) -> Results:
         """The branch's nodes in the graph around it: its captures are values of that graph."""
         for value in self.emit.captures:
             e.place(value)
@@ -90,22 +93,40 @@ class Branch:
             e.own.update(node.results)
         for value, const in self.emit.known.items():
             e.known.setdefault(value, const)
-        return tuple(
-            v if e.const_of(v) else o for v, o in zip(self.results, self.outputs, strict=True)
-        )
+        pairs = zip(self.values, self.outputs, strict=True)
+        return regrouped(self.results, tuple(v if e.const_of(v) else o for v, o in pairs))
+
+
+def flat(e: Emitter, results: Sequence[Result]) -> Values:
+    """The tensors among results, those of sequences one after the other."""
+    found: list[Value] = []
+    for v in results:
+        found += [taken(e, x) for x in v] if isinstance(v, Items) else [v]
+    return tuple(found)
+
+
+def regrouped(like: Sequence[Result], values: Sequence[Value]) -> Results:
+    """Tensors as results, in sequences where those they are `like` are."""
+    left = iter(values)
+    return tuple(
+        type(v)(next(left) for _ in v) if isinstance(v, Items) else next(left) for v in like
+    )
+
+
+def lengths(results: Sequence[Result]) -> list[int | None]:
+    """How many tensors each sequence among results has."""
+    return [len(v) if isinstance(v, Items) else None for v in results]
+
+
+def dtypes(results: Sequence[Result]) -> list[object]:
+    """The dtypes of results; of a sequence, those of its tensors."""
+    return [{x.type.dtype for x in v} if isinstance(v, Items) else v.type.dtype for v in results]
 
 
 def _branch(n: OnnxNode, e: Emitter, graph: Any) -> Branch | ModelError:
     inner, notes = Emitter("", inside=e), n.walk.notes()
     try:
-        results = n.walk.inside(inner).enter(graph, ())
-        if any(isinstance(v, Items) for v in results):
-            raise ModelError(
-                f"{n.op}: a branch returns a sequence, and the condition is not known at load time",
-                expected="tensors of numbers",
-                fix="give the condition, so that gpuir takes one branch: --value NAME=1 (or 0)",
-            )
-        return Branch(inner, results)
+        return Branch(inner, n.walk.inside(inner).enter(graph, ()))
     except ModelError as error:
         n.walk.forget(notes)
         return error
@@ -118,9 +139,10 @@ def _list(types: Sequence[TensorType]) -> str:
 # ---------------------------------------------------------------------------- Loop
 
 
-def loop(n: OnnxNode, e: Emitter) -> Values:
+def loop(n: OnnxNode, e: Emitter) -> Any:
     """A loop that is known in full is computed, one of known trips and steady shapes becomes a
-    `t.loop`, and one of few trips whose shapes change is written out."""
+    `t.loop`, and one of few trips whose shapes change is written out. A sequence to which each trip
+    appends is collected as any other value is."""
     body, init = n.attr("body"), tuple(v for v in n.inputs[2:] if v is not None)
     steps = n.walk.load.steps_of(body)
     if len(init) != len(n.inputs[2:]) or len(steps.inputs) != 2 + len(init):
@@ -143,7 +165,7 @@ def loop(n: OnnxNode, e: Emitter) -> Values:
 
 
 class _Loop:
-    def __init__(self, n: OnnxNode, e: Emitter, body: Any, init: Values):
+    def __init__(self, n: OnnxNode, e: Emitter, body: Any, init: Results):
         self.n, self.e, self.body, self.init = n, e, body, init
         self.steps = n.walk.load.steps_of(body)
         self.fixed = [
@@ -151,7 +173,7 @@ class _Loop:
             for k in range(len(init))
         ]
 
-    def convert(self) -> Values:
+    def convert(self) -> Results:
         bound = self.bound()
         if self.is_known():
             trips = self.count(COMPUTED if bound is None else min(bound, COMPUTED))
@@ -175,7 +197,7 @@ class _Loop:
             )
         try:
             return self.region(trips, why)
-        except (UnknownValue, _Changes) as error:
+        except (UnknownValue, _Changes, NotAppended) as error:
             if trips > UNROLLED:
                 raise ModelError(
                     f"{error.what}, in a loop of {trips} trips",
@@ -204,9 +226,11 @@ class _Loop:
     def is_known(self) -> bool:
         """Whether everything the loop reads is known."""
         free = (self.n.walk.find(name) for name in self.n.walk.free(self.body))
-        return all(v is None or self.e.const_of(v) for v in (*self.init, *free))
+        read = [v for v in (*self.init, *free) if v is not None]
+        values = [x for v in read for x in (v if isinstance(v, Items) else (v,))]
+        return all(isinstance(v, Value) and self.e.const_of(v) for v in values)
 
-    def arguments(self, e: Emitter, trip: Value, carried: Sequence[Value]) -> Values:
+    def arguments(self, e: Emitter, trip: Value, carried: Sequence[Result]) -> Results:
         return (trip, e.constant(True, bool_, "condition"), *carried)
 
     def count(self, most: int) -> int | None:
@@ -239,23 +263,25 @@ class _Loop:
         step = next((s for s in self.steps.each if name in s.outputs), None)
         return step is None or step.op == "Constant"
 
-    def region(self, trips: int, why: str) -> Values:
-        """One `t.loop`. Carried values that the body hands on untouched are captured instead."""
+    def region(self, trips: int, why: str) -> Results:
+        """One `t.loop`. Carried values that the body hands on untouched are captured instead, and
+        what it appends to a sequence is collected."""
         n, e = self.n, self.e
         inner, notes = Emitter("", inside=e), n.walk.notes()
         names = self.steps.inputs
         trip = inner.input(names[0], TensorType((), i64))
         moving = [k for k, fixed in enumerate(self.fixed) if not fixed]
+        init = {k: v for k in moving if isinstance(v := self.init[k], Value)}
+        sequences = {k: v for k in moving if isinstance(v := self.init[k], Items)}
         carried = list(self.init)
-        for k in moving:
-            carried[k] = inner.input(names[2 + k], self.init[k].type)
+        for k in sequences:
+            carried[k] = Grown()
+        for k, v in init.items():
+            carried[k] = inner.input(names[2 + k], v.type)
         try:
             outputs = n.walk.inside(inner).enter(self.body, self.arguments(inner, trip, carried))
             for k in moving:
-                before, after = self.init[k].type, outputs[1 + k].type
-                if before != after:
-                    what = f"Loop: the loop-carried value {names[2 + k]!r} changes its type"
-                    raise _Changes(what, found=f"{before}, then {after}")
+                self.check_steady(names[2 + k], self.init[k], outputs[1 + k])
         except ModelError:
             n.walk.forget(notes)
             raise
@@ -264,7 +290,9 @@ class _Loop:
             trips = min(trips, 1)
         condition = () if going is not None else (outputs[0],)
         scans = outputs[1 + len(self.init) :]
-        given = (*condition, *(outputs[1 + k] for k in moving), *scans)
+        appended = {k: flat(inner, (outputs[1 + k],)) for k in sequences}
+        given = (*condition, *(outputs[1 + k] for k in init), *scans)
+        given += tuple(v for values in appended.values() for v in values)
         graph = inner.builder.finish(tuple(inner.place(v) for v in given))
         if condition and why == "from the model":
             e.assume(
@@ -273,24 +301,35 @@ class _Loop:
             )
         else:
             e.assume(f"{n.name}: {trips} trips, {why}")
-        init, captures = tuple(self.init[k] for k in moving), tuple(inner.captures)
-        results = iter(
-            e.add(
-                t.Loop(
-                    body=graph,
-                    trips=trips,
-                    init=init,
-                    captures=captures,
-                    has_condition=bool(condition),
-                )
-            )
+        op = t.Loop(
+            body=graph,
+            trips=trips,
+            init=tuple(init.values()),
+            captures=tuple(inner.captures),
+            has_condition=bool(condition),
         )
-        last = [
-            v if fixed else next(results) for v, fixed in zip(self.init, self.fixed, strict=True)
-        ]
-        return (*last, *results)
+        results = iter(e.add(op))
+        last = list(self.init)
+        for k in init:
+            last[k] = next(results)
+        collected = tuple(next(results) for _ in scans)
+        for k, before in sequences.items():
+            stacks = [next(results) for _ in appended[k]]
+            last[k] = before.appended(Row(x, i) for i in range(trips) for x in stacks)
+        return (*last, *collected)
 
-    def unrolled(self, trips: int) -> Values:
+    def check_steady(self, name: str, before: Result, after: Result) -> None:
+        """Raises where a trip leaves a carried value of another type."""
+        if isinstance(before, Items) and isinstance(after, Grown):
+            return
+        if isinstance(before, Items) or isinstance(after, Items):
+            what = f"Loop: the loop-carried sequence {name!r} is not the same plus more items"
+            raise _Changes(what, found="another sequence")
+        if before.type != after.type:
+            what = f"Loop: the loop-carried value {name!r} changes its type"
+            raise _Changes(what, found=f"{before.type}, then {after.type}")
+
+    def unrolled(self, trips: int) -> Results:
         """The body once for each trip; in a known loop everything folds."""
         n, e = self.n, self.e
         carried, collected = tuple(self.init), []
@@ -425,6 +464,24 @@ class _Scan:
         return e(t.Transpose(x, (*rest[:axis], 0, *rest[axis:])))
 
 
+# ---------------------------------------------------------------------------- SequenceMap
+
+
+def sequence_map(n: OnnxNode, e: Emitter) -> Any:
+    """The body once for each item of the first sequence: on it, on the item at its place of each
+    other sequence, and on tensors as they are."""
+    first, *others = (whole(n, v) if isinstance(v, Items) else v for v in n.inputs)
+    if not isinstance(first, Items):
+        raise ModelError("SequenceMap: the first input is not a sequence", found=str(first))
+    if any(isinstance(v, Items) and len(v) != len(first) for v in others):
+        raise ModelError("SequenceMap: the sequences have different lengths")
+    rows: list[Results] = []
+    for i, item in enumerate(first):
+        more = (taken(e, v[i]) if isinstance(v, Items) else v for v in others)
+        rows.append(n.walk.inside().enter(n.attr("body"), (taken(e, item), *more)))
+    return tuple(Items(column) for column in zip(*rows, strict=True)) or (Items(),) * len(n.outputs)
+
+
 # ---------------------------------------------------------------------------- optionals
 
 
@@ -443,4 +500,5 @@ CONVERTERS: dict[str, Converter] = {
     "OptionalGetElement": get_element,
     "OptionalHasElement": has_element,
     "Scan": scan,
+    "SequenceMap": sequence_map,
 }

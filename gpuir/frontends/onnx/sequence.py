@@ -3,29 +3,87 @@ and where is known, only the tensors themselves are not."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from gpuir.frontends.emit import Emitter
+from gpuir.frontends.idioms import reshaped
 from gpuir.frontends.onnx.node import Converter, OnnxNode
 from gpuir.ir.errors import ModelError
 from gpuir.ir.graph import Value
-from gpuir.ir.types import bool_, i64
+from gpuir.ir.types import TensorType, bool_, i64
 from gpuir.ops import tensor as t
 
 
-class Items(tuple[Value, ...]):
+@dataclass(frozen=True)
+class Row:
+    """An item that lies in a larger tensor: x[index]."""
+
+    x: Value
+    index: int
+
+    @property
+    def type(self) -> TensorType:
+        return self.x.type.with_shape(self.x.type.shape[1:])
+
+
+Item = Value | Row
+
+
+class Items(tuple[Item, ...]):
     """The tensors of a sequence, in order."""
 
     __slots__ = ()
 
+    def appended(self, items: Iterable[Item]) -> Items:
+        return type(self)((*self, *items))
 
-def _items(n: OnnxNode) -> Items:
+    def renamed(self, names: Mapping[Value, Value]) -> Items:
+        """The items, where values go by other names now."""
+        return type(self)(
+            replace(v, x=names.get(v.x, v.x)) if isinstance(v, Row) else names.get(v, v)
+            for v in self
+        )
+
+
+class Grown(Items):
+    """What a trip of a loop appends to a sequence that it hands on: how many items there were
+    before depends on the trip, so nothing else can be said of it."""
+
+    __slots__ = ()
+
+
+class NotAppended(ModelError):
+    """A loop does more with a sequence than to append to it: each trip is another."""
+
+
+def whole(n: OnnxNode, items: Items) -> Items:
+    """A sequence of which all items are known."""
+    if isinstance(items, Grown):
+        raise NotAppended(f"{n.op}: the length of the sequence changes in each trip of a loop")
+    return items
+
+
+def _sequence(n: OnnxNode) -> Items:
     value: Any = n.get(0)
     if isinstance(value, Items):
         return value
     found = "nothing" if value is None else str(value.type)
     raise ModelError(f"{n.op}: the first input is not a sequence", found=found)
+
+
+def _items(n: OnnxNode) -> Items:
+    return whole(n, _sequence(n))
+
+
+def taken(e: Emitter, item: Item) -> Value:
+    """The tensor that an item is."""
+    if isinstance(item, Value):
+        return item
+    rest = item.type.shape
+    starts, steps = (item.index, *(0 for _ in rest)), (1,) * (1 + len(rest))
+    return e(t.Reshape(e(t.Slice(item.x, starts, (1, *rest), steps)), rest))
 
 
 def _position(n: OnnxNode, i: int, count: int, default: int) -> int:
@@ -34,7 +92,7 @@ def _position(n: OnnxNode, i: int, count: int, default: int) -> int:
     if not -count <= at < count:
         raise ModelError(
             f"{n.op}: the position is outside the sequence",
-            expected=f"{-count}..{count - 1}",
+            expected=f"{-count}..{count - 1}" if count else "none: the sequence is empty",
             found=str(at),
         )
     return at % count
@@ -45,8 +103,11 @@ def construct(n: OnnxNode, e: Emitter) -> Any:
 
 
 def insert(n: OnnxNode, e: Emitter) -> Any:
-    items = _items(n)
-    at = n.integer(2, "the position") if n.get(2) is not None else len(items)
+    items = _sequence(n)
+    if n.get(2) is None:
+        return (items.appended((n[1],)),)
+    items = whole(n, items)
+    at = n.integer(2, "the position")
     if not -len(items) <= at <= len(items):
         expected = f"{-len(items)}..{len(items)}"
         raise ModelError(
@@ -63,8 +124,11 @@ def erase(n: OnnxNode, e: Emitter) -> Any:
 
 
 def item(n: OnnxNode, e: Emitter) -> Value:
+    """The item at a position; of items of one type, at a position that is not known."""
     items = _items(n)
-    return items[_position(n, 1, len(items), -1)]
+    if n.get(1) is not None and n.known(1) is None and len({v.type for v in items}) == 1:
+        return e(t.Gather(joined(e, items, 0, new=True), reshaped(e, n[1], ()), 0))
+    return taken(e, items[_position(n, 1, len(items), -1)])
 
 
 def length(n: OnnxNode, e: Emitter) -> Value:
@@ -118,12 +182,34 @@ def concat(n: OnnxNode, e: Emitter) -> Value:
     if not items:
         raise ModelError("ConcatFromSequence: the sequence is empty")
     new = bool(n.attr("new_axis", 0))
-    axis = n.from_front(int(n.attr("axis", 0)), items[0].type.rank + new)
+    axis = n.from_front(int(n.attr("axis")), items[0].type.rank + new)
+    return joined(e, items, axis, new)
+
+
+def joined(e: Emitter, items: Items, axis: int, new: bool) -> Value:
+    """Items side by side along an axis of theirs, or a new one."""
+    if (stack := stacked(items)) is not None:
+        order = [*range(1, stack.type.rank)]
+        order.insert(axis, 0)
+        if axis:
+            stack = e(t.Transpose(stack, tuple(order)))
+        shape = list(stack.type.shape)
+        if not new:
+            shape[axis : axis + 2] = [shape[axis] * shape[axis + 1]]
+        return reshaped(e, stack, tuple(shape))
+    parts = [taken(e, v) for v in items]
     if new:
-        items = tuple(
-            e(t.Reshape(v, (*v.type.shape[:axis], 1, *v.type.shape[axis:]))) for v in items
-        )
-    return items[0] if len(items) == 1 else e(t.Concat(tuple(items), axis))
+        parts = [e(t.Reshape(v, (*v.type.shape[:axis], 1, *v.type.shape[axis:]))) for v in parts]
+    return parts[0] if len(parts) == 1 else e(t.Concat(tuple(parts), axis))
+
+
+def stacked(items: Items) -> Value | None:
+    """The tensor whose rows the items are, all and in order; None where they are not."""
+    (first, *_) = items
+    if not isinstance(first, Row):
+        return None
+    rows = tuple(Row(first.x, i) for i in range(first.x.type.shape[0]))
+    return first.x if tuple(items) == rows else None
 
 
 def wrapped(n: OnnxNode, e: Emitter) -> Any:
@@ -148,3 +234,4 @@ CONVERTERS: dict[str, Converter] = {
     "OptionalGetElement": wrapped,
     "OptionalHasElement": is_there,
 }
+READERS = {*CONVERTERS, "If", "Loop", "SequenceMap"}  # operators that read sequences

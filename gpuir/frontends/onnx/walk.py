@@ -52,7 +52,7 @@ class Walk:
     ):
         self.load, self.emit, self.opsets, self.outer = load, emit, opsets, outer
         self.attributes = attributes  # of the call, inside a function
-        self.env: dict[str, Value | ModelError | None] = {}
+        self.env: dict[str, Any] = {}  # a Value, Items, None, or what to raise
         self.types: dict[str, Any] = {}  # declared types, used for operators nobody knows
         self.places: dict[str, Loc] = {}
         self.path = outer.path if outer else ""
@@ -230,7 +230,7 @@ class Walk:
         for i, wish in enumerate(step.outputs):
             if not wish:
                 continue
-            value = results[i] if i < len(results) else None
+            value: Any = results[i] if i < len(results) else None
             if value is None:
                 raise ModelError(f"{step.op}: output {i} ({wish!r}) is not supported")
             if behind and not isinstance(value, Items):
@@ -276,13 +276,13 @@ class Walk:
         )
         if n.version < MODERN and not step.domain:
             n = modernise(n)
-        if any(isinstance(v, Items) for v in inputs) and key not in sequence.CONVERTERS:
+        if any(isinstance(v, Items) for v in inputs) and key not in sequence.READERS:
             if key == "Identity":
                 return False, inputs
             raise ModelError(
                 f"{step.op} reads a sequence",
                 expected="a tensor; gpuir supports sequences only in nodes that build, index or "
-                "concatenate them",
+                "concatenate them, and in loops and branches",
                 fix="export the model without sequences",
             )
         converter = CONVERTERS.get(key) or self.emit.scope.converter(key)
