@@ -657,6 +657,33 @@ def trees(
     return (result.reshape(len(x), count),)
 
 
+def coupled(attrs: Mapping[str, Any], pairs: Array) -> tuple[Array, ...]:
+    """A probability for each class from one for each pair of classes i < j, that it is i: Wu, Lin,
+    Weng: Probability estimates for multi-class classification by pairwise coupling, JMLR 5, 2004,
+    algorithm 2, stopped where libsvm stops."""
+    k = attrs["classes"]
+    above = np.triu_indices(k, 1)
+    found = np.full((len(pairs), k), 1 / k, np.float32)
+    for p, row in zip(found, pairs.astype(np.float32), strict=True):
+        r = np.zeros((k, k), np.float32)
+        r[above] = row
+        r.T[above] = 1 - row
+        q = -r.T * r
+        np.fill_diagonal(q, (r * r).sum(0))
+        for _ in range(100):
+            qp = q @ p
+            total = p @ qp
+            if np.abs(qp - total).max() < np.float32(0.005) / k:
+                break
+            for i in range(k):
+                step = (total - qp[i]) / q[i, i]
+                p[i] += step
+                total = (total + step * (step * q[i, i] + 2 * qp[i])) / (1 + step) ** 2
+                qp = (qp + step * q[i]) / (1 + step)
+                p /= 1 + step
+    return (found,)
+
+
 def inverse(attrs: Mapping[str, Any], x: Array) -> tuple[Array, ...]:
     """The inverse of each matrix."""
     return (np.linalg.inv(x.astype(np.result_type(x, np.float32))).astype(x.dtype),)
@@ -785,4 +812,5 @@ ROUTINES: dict[str, Routine] = {
     "unique": unique,
     "lookup": lookup,
     "trees": trees,
+    "coupled": coupled,
 }

@@ -13,6 +13,8 @@ from gpuir.ir.graph import Value
 from gpuir.ir.types import TensorType, f32, i64
 from gpuir.ops import tensor as t
 
+TRANSFORMS = ("NONE", "SOFTMAX", "LOGISTIC", "SOFTMAX_ZERO", "PROBIT")
+
 
 def as_f32(e: Emitter, x: Value) -> Value:
     return x if x.type.dtype == f32 else e(t.Cast(x, f32))
@@ -87,43 +89,54 @@ def label_encoder(n: OnnxNode, e: Emitter) -> Value:
     return e(t.Routine("lookup", (n[0], keys, values, other), (gives,), work=work))
 
 
-def linear_regressor(n: OnnxNode, e: Emitter) -> Value:
-    """x w + b, a column a target."""
-    x, targets = as_f32(e, n[0]), n.attr("targets", 1)
-    if x.type.rank == 1:
-        x = e(t.Reshape(x, (1, x.type.size)))
-    if targets < 1 or not x.type.shape[-1]:
-        expected = "at least one target and one input column"
-        raise ModelError(
-            "LinearRegressor: there are no targets or no input columns",
-            expected=expected,
-            found=f"{targets} of {x.type}",
-        )
-    rows = np.asarray(n.attr("coefficients", ()), np.float32)
-    if rows.size != targets * x.type.shape[-1]:
-        raise ModelError(
-            "LinearRegressor: the number of coefficients does not match targets x columns",
-            expected=f"{targets} x {x.type.shape[-1]}",
-            found=str(rows.size),
-        )
-    w = e.constant(rows.reshape(targets, -1).T, f32, "coefficients")
-    y = e(t.Matmul(x, w))
-    if intercepts := n.attr("intercepts"):
-        y = e(t.Map("add", (y, e.constant(intercepts, f32, "intercepts"))))
-    return transformed(n, e, y, n.attr("post_transform", "NONE"))
-
-
 def transformed(n: OnnxNode, e: Emitter, y: Value, how: str) -> Value:
-    """`post_transform` along the last axis."""
-    if how == "NONE":
+    """`post_transform` of the scores of several classes or targets, along the last axis; of one it
+    is left as it is, but for PROBIT. (onnxruntime, core/providers/cpu/ml/ml_common.h.)"""
+    if how not in TRANSFORMS:
+        expected = ", ".join(TRANSFORMS)
+        raise ModelError(f"{n.op}: post_transform is unknown", expected=expected, found=str(how))
+    axis = y.type.rank - 1
+    if how == "PROBIT":
+        return probit(e, y)
+    if how == "NONE" or y.type.shape[-1] == 1:
         return y
     if how == "LOGISTIC":
         return e(t.Map("sigmoid", (y,)))
     if how == "SOFTMAX":
-        return e(t.Softmax(y, y.type.rank - 1))
-    raise ModelError(
-        f"{n.op}: post_transform is unknown", expected="NONE, LOGISTIC or SOFTMAX", found=how
-    )
+        return e(t.Softmax(y, axis))
+    # SOFTMAX_ZERO: scores of zero have no part in the sum
+    top = e(t.Reduce("max", y, (axis,), keepdims=True))
+    near_zero = e(t.Map("le", (e(t.Map("abs", (y,))),), (1e-7,)))
+    powers = e(t.Map("exp", (e(t.Map("sub", (y, top))),)))
+    scaled = e(t.Map("mul", (y, e(t.Map("exp", (e(t.Map("neg", (top,))),))))))
+    zero = e.constant(0, y.type.dtype)
+    total = e(t.Map("where", (near_zero, zero, powers)))
+    total = e(t.Reduce("sum", total, (axis,), keepdims=True))
+    return e(t.Map("div", (e(t.Map("where", (near_zero, scaled, powers))), total)))
+
+
+def probit(e: Emitter, y: Value) -> Value:
+    """sqrt(2) erfinv(2 y - 1), by Winitzki's approximation (A handy approximation for the error
+    function and its inverse, 2008) with the constants that onnxruntime has."""
+    x = e(t.Map("sub", (e(t.Map("mul", (y,), (2.0,))),), (1.0,)))
+    one = e.constant(1, y.type.dtype)
+    inside = e(t.Map("mul", (e(t.Map("sub", (one, x))), e(t.Map("add", (x,), (1.0,))))))
+    log = e(t.Map("log", (inside,)))
+    v = e(t.Map("add", (e(t.Map("mul", (log,), (0.5,))),), (2 / (3.14159 * 0.147),)))
+    under = e(t.Map("sub", (e(t.Map("mul", (v, v))), e(t.Map("mul", (log,), (1 / 0.147,))))))
+    size = e(t.Map("sqrt", (e(t.Map("sub", (e(t.Map("sqrt", (under,))), v))),)))
+    below = e(t.Map("lt", (x,), (0.0,)))
+    signed = e(t.Map("where", (below, e(t.Map("neg", (size,))), size)))
+    return e(t.Map("mul", (signed,), (2**0.5,)))
+
+
+def labels(n: OnnxNode, e: Emitter, attr: str) -> tuple[Value, int]:
+    """The class labels, and how many there are; of labels that are text, their places."""
+    if texts := n.attr("classlabels_strings"):
+        e.assume(f"{n.name}: the labels are text; their positions are output instead")
+        return e.constant(range(len(texts)), i64, "labels"), len(texts)
+    names = integers(n, attr, "class labels")
+    return e.constant(names, i64, "labels"), len(names)
 
 
 def normalizer(n: OnnxNode, e: Emitter) -> Value:
@@ -179,7 +192,6 @@ def scaler(n: OnnxNode, e: Emitter) -> Value:
 
 MODES = ("BRANCH_LEQ", "BRANCH_LT", "BRANCH_GTE", "BRANCH_GT", "BRANCH_EQ", "BRANCH_NEQ")
 AGGREGATES = ("AVERAGE", "SUM", "MIN", "MAX")
-TRANSFORMS = ("NONE", "SOFTMAX", "LOGISTIC", "SOFTMAX_ZERO", "PROBIT")
 
 
 def trees(
@@ -386,13 +398,12 @@ def tree_ensemble_classifier(n: OnnxNode, e: Emitter) -> tuple[Value, Value]:
     """The label of the class of highest score, and the scores. Of two classes the weights may speak
     of one alone; then, as onnxruntime reads it, the sum s is a probability if no weight is negative
     (scores 1 - s and s), else a margin (-s and s); of the second class, scores are 0 and s."""
-    names = integers(n, "classlabels_int64s", "class labels")
-    labels, ids = e.constant(names, i64, "labels"), n.attr("class_ids", ())
-    how = n.attr("post_transform", "NONE")
-    if len(names) != 2 or len(set(ids)) != 1:
-        y = with_base(n, e, named_trees(n, e, "class", ids, len(names), "SUM"))
+    names, count = labels(n, e, "classlabels_int64s")
+    ids, how = n.attr("class_ids", ()), n.attr("post_transform", "NONE")
+    if count != 2 or len(set(ids)) != 1:
+        y = with_base(n, e, named_trees(n, e, "class", ids, count, "SUM"))
         best = e(t.ArgReduce("max", y, 1))
-        return e(t.Gather(labels, best)), transformed(n, e, y, how)
+        return e(t.Gather(names, best)), transformed(n, e, y, how)
     if len(numbers(n, "base_values")) > 1:
         raise ModelError(
             "TreeEnsembleClassifier: there are two base values, but weights of one class only"
@@ -403,10 +414,10 @@ def tree_ensemble_classifier(n: OnnxNode, e: Emitter) -> tuple[Value, Value]:
     chosen = e(t.Reshape(e(t.Cast(above, i64)), (s.type.shape[0],)))
     if set(ids) == {1}:
         y = e(t.Concat((e.fill(0, s.type), s), 1))
-        return e(t.Gather(labels, chosen)), transformed(n, e, y, how)
+        return e(t.Gather(names, chosen)), transformed(n, e, y, how)
     other = t.Map("sub", (e.constant(1, f32), s)) if is_probability else t.Map("neg", (s,))
     y = e(t.Concat((e(other), s), 1))
-    return e(t.Gather(labels, chosen)), y if is_probability else transformed(n, e, y, how)
+    return e(t.Gather(names, chosen)), y if is_probability else transformed(n, e, y, how)
 
 
 def zip_map(n: OnnxNode, e: Emitter) -> Value:
@@ -424,7 +435,6 @@ CONVERTERS: dict[str, Converter] = {
     "ai.onnx.ml::FeatureVectorizer": feature_vectorizer,
     "ai.onnx.ml::Imputer": imputer,
     "ai.onnx.ml::LabelEncoder": label_encoder,
-    "ai.onnx.ml::LinearRegressor": linear_regressor,
     "ai.onnx.ml::Normalizer": normalizer,
     "ai.onnx.ml::OneHotEncoder": one_hot_encoder,
     "ai.onnx.ml::Scaler": scaler,

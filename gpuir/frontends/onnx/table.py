@@ -9,6 +9,7 @@ from gpuir.frontends.onnx import (
     contrib,
     control,
     layout,
+    linear,
     pointwise,
     quant,
     quant_ms,
@@ -35,4 +36,5 @@ CONVERTERS: dict[str, Converter] = {
     **control.CONVERTERS,
     **sequence.CONVERTERS,
     **classic.CONVERTERS,
+    **linear.CONVERTERS,
 }
