@@ -189,7 +189,7 @@ def walk(s: Sheet, work: Work, tiles: Tiles, target: Target) -> Walk:
     """How `tiles` cut an attention. Heads that share their keys share a tile where `Ran.packed`."""
     xp, queries, keys = s.xp, work.extents["s"], work.extents["d"]
     group, density = heads_of(work).group, work.density
-    reach = heads_of(work).reach
+    reach, blocked = heads_of(work).reach, heads_of(work).blocked
     rows, step, split = tiles.dims["s"], tiles.dims["d"], tiles.split
     packed = ran(work, target, xp).packed
     apart = group * xp.ceil(queries / rows)
@@ -200,13 +200,14 @@ def walk(s: Sheet, work: Work, tiles: Tiles, target: Target) -> Walk:
     span = xp.minimum(queries, xp.maximum(rows / (packed * group + 1 - packed), 1.0))
     masked = xp.where(density < 1.0, 1.0, 0.0)
     windowed = xp.where(reach < keys, 0.5, 0.0)
-    seen = xp.minimum(keys, density * keys + masked * (span - 1) * (0.5 + windowed))
+    loose = 1.0 - blocked  # of blocks of a mask all rows of a strip see the same keys, whole steps
+    seen = xp.minimum(keys, density * keys + masked * loose * (span - 1) * (0.5 + windowed))
     seen = s.put("keys a strip sees", seen)
     most = xp.ceil(keys / step)
-    ragged = xp.minimum(most, seen / step + 0.5)
+    ragged = xp.minimum(most, seen / step + 0.5 * loose)
     steps = masked * ragged + (1 - masked) * most
     steps = s.put("steps a block", xp.maximum(steps / split, 1.0))
-    longest = xp.minimum(most, (reach + span - 1) / step + 1) / split
+    longest = xp.minimum(most, (reach + loose * (span - 1)) / step + loose) / split
     return Walk(strips, blocks, seen, steps, s.put("steps of the longest", xp.ceil(longest)))
 
 

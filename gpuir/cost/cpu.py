@@ -18,7 +18,7 @@ from gpuir.cost.nest import Tiles
 from gpuir.cost.routing import Routed
 from gpuir.cost.sheet import Factor, Number, Sheet
 from gpuir.cost.steps import Steps
-from gpuir.cost.work import ConvShape, Lookup, Work
+from gpuir.cost.work import ConvShape, Heads, Lookup, Work
 from gpuir.ir.types import f32
 from gpuir.targets.target import Target
 
@@ -136,7 +136,7 @@ def _lanes_s(
     ops, clocks = work.lane_ops + work.simd_ops, 0.0
     stored = sum((o.nbytes / o.cell_bytes for o in work.operands if o.staging == "written"), 0.0)
     if work.kernel == "k.attention":
-        ops = ops * _seen(s, work) / work.density
+        ops = ops * _seen(s, work) / s.xp.where(work.density > 0, work.density, 1.0)
     if work.kernel not in _MULTIPLY:
         ops = s.xp.maximum(ops - SHARED_OPS * stored, 0.0)
     if work.kernel == "k.gather":
@@ -249,8 +249,10 @@ def _attention(
 
 
 def _seen(s: Sheet, work: Work) -> Number:
-    """The share of all scores that is computed: on average half a block of keys beyond the mask."""
-    seen = s.xp.minimum(1.0, work.density + 0.5 * KEYS_BLOCK / work.extents["d"])
+    """The share of all scores that is computed: on average half a block of keys beyond the mask,
+    but where it goes by blocks."""
+    beyond = 0.5 * KEYS_BLOCK * (1.0 - work.detail_as(Heads).blocked)
+    seen = s.xp.minimum(1.0, work.density + beyond / work.extents["d"])
     return s.put("keys gone through", s.xp.where(work.density < 1, seen, 1.0))
 
 

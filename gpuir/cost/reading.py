@@ -337,12 +337,17 @@ def _contraction(op: k.Gemm | k.Conv | k.Attention, space: Space) -> Work:
         heads, groups = op.q.type.shape[-3], op.k.type.shape[-3]
         keys = op.k.type.shape[-2]
         reach = keys if op.window is None else min(keys, op.window + 1)
+        if op.block:
+            reach = min(keys, op.visited[1] * op.block[1])
+            read = op.visited[2] * op.block[1] / max(groups * prod(op.k.type.shape[:-3]) * keys, 1)
+            operands[1:3] = [replace(o, nbytes=o.nbytes * min(read, 1.0)) for o in operands[1:3]]
         detail = Heads(
             head=float(op.q.type.shape[-1]),
             group=heads / max(groups, 1),
             kv_heads=float(groups),
             reach=float(reach),
-            windowed=float(op.window is not None),
+            windowed=float(op.window is not None and not op.block),
+            blocked=float(bool(op.block)),
             call=call_of(op) if op.library == "sdpa" else "",
         )
         if op.library == "sdpa":
@@ -517,9 +522,10 @@ def is_masked(op: k.Attention) -> bool:
 
 
 def density_of(op: k.Attention) -> float:
-    """The share of scores that a causal mask and a window leave."""
-    scores = op.q.type.shape[-2] * op.k.type.shape[-2]
-    return op.direct().seen / scores if scores else 1.0
+    """The share of scores that a causal mask, a window or the blocks of a mask leave: above 1 where
+    whole blocks go beyond the ends of the sequence."""
+    scores = prod(op.q.type.shape[:-1]) * op.k.type.shape[-2]
+    return op.direct().computed / scores if scores else 1.0
 
 
 def _lane_ops(body: Graph | None) -> float:

@@ -72,7 +72,8 @@ class Heads(Detail):
     `call` is how PyTorch's attention is called, if it is: as FlashAttention takes it; as cuDNN
     alone does, with a mask or heads of keys and values that differ; with heads of more cells than
     either takes (sdp_utils.cpp). `windowed` is 1 of a call that states a window, however wide;
-    `paged`: keys and values lie in pages of a cache."""
+    `paged`: keys and values lie in pages of a cache; `blocked` is 1 where blocks of a mask are
+    computed, each of them whole."""
 
     head: Number
     group: Number
@@ -80,6 +81,7 @@ class Heads(Detail):
     reach: Number
     append: Number = 0.0
     windowed: Number = 0.0
+    blocked: Number = 0.0
     paged: bool = False
     call: SdpaCall = ""
 

@@ -370,6 +370,16 @@ class Emitter:
         except (NumbersMissing, TooLarge, NoMeaning):
             return None
 
+    def numbers_of(self, value: Value) -> np.ndarray | None:
+        """The same of a param too, which is read."""
+        compute = self.scope.weights.get(value.name)
+        if compute is None or self.const_of(value) is not None:
+            return self.array_of(value)
+        try:
+            return compute()
+        except NumbersMissing:
+            return None
+
     def _folded(self, op: Op) -> tuple[Value, ...] | None:
         """The known values that the same op on the same operands gave before."""
         scope: Emitter | None = self

@@ -357,11 +357,14 @@ class Attention(KernelOp):
     library: str = ""
     math: DType | None = None
     hidden: int = 0
+    block: tuple[int, ...] = ()
+    visited: tuple[int, ...] = ()
 
     def direct(self) -> t.Attention:
         return t.Attention(
             *(self.q, self.k, self.v, self.mask, self.scale),
-            *(self.causal, self.offset, self.window, self.softcap, self.stats, self.hidden),
+            *(self.causal, self.offset, self.window, self.softcap, self.stats),
+            *(self.hidden, self.block, self.visited),
         )
 
     def types(self) -> tuple[TensorType, ...]:
@@ -655,7 +658,13 @@ class AttentionGradient(BodyKernel):
         op = self.gradient
         settings = (op.scale, op.causal, op.offset, op.window, op.softcap)
         ends = (op.q, op.k, op.v, op.mask)
-        return Attention(*ends, *settings, math=self.math, hidden=op.hidden)
+        return Attention(
+            *(*ends, *settings),
+            math=self.math,
+            hidden=op.hidden,
+            block=op.block,
+            visited=op.visited,
+        )
 
     @property
     def compute_dtype(self) -> DType:

@@ -992,6 +992,11 @@ class Attention(Contraction):
     there is a second result, what the gradient reads: the logarithm of each query's sum of
     exponentials, [.., h, s], in f32 or wider. `hidden` scores of a head are known to be hidden by
     the mask, so that nothing is computed of them.
+
+    A kernel that goes by the blocks of a mask (torch's FlexAttention) computes those that hold a
+    score that is seen, and each of them whole: `block` is their extent in queries and keys, and
+    `visited` how many there are of all heads, how many a row of blocks has at most, and of how many
+    blocks of keys, of all heads of keys, any is among them.
     """
 
     name: ClassVar[str] = "t.attention"
@@ -1008,6 +1013,8 @@ class Attention(Contraction):
     softcap: float = 0.0
     stats: bool = False
     hidden: int = 0
+    block: tuple[int, ...] = ()
+    visited: tuple[int, ...] = ()
 
     def types(self) -> tuple[TensorType, ...]:
         q, k, v = self.q.type, self.k.type, self.v.type
@@ -1045,6 +1052,7 @@ class Attention(Contraction):
             expected,
             self.hidden,
         )
+        self._check_blocks()
         result = TensorType((*q.shape[:-1], v.shape[-1]), q.dtype)
         return (result, _stats_type(q)) if self.stats else (result,)
 
@@ -1057,10 +1065,33 @@ class Attention(Contraction):
         first = 0 if self.window is None else _below(s, d, self.offset - self.window)
         return max(last - first - self.hidden, 0)
 
+    @property
+    def computed(self) -> int:
+        """Scores of all heads that are computed: those that are seen, or the blocks visited."""
+        if self.block:
+            return self.visited[0] * prod(self.block)
+        return prod(self.q.type.shape[:-2]) * self.seen
+
     def flops(self) -> int:
-        """Both products and five a score for the softmax, of the scores that are seen."""
-        *lead, _, e = self.q.type.shape
-        return prod(lead) * self.seen * (2 * e + 2 * self.v.type.shape[-1] + 5)
+        """Both products and five a score for the softmax, of the scores that are computed."""
+        e, f = self.q.type.shape[-1], self.v.type.shape[-1]
+        return self.computed * (2 * e + 2 * f + 5)
+
+    def _check_blocks(self) -> None:
+        """ModelError for blocks that there cannot be."""
+        if not self.block and not self.visited:
+            return
+        sizes = len(self.block) == 2 and min(self.block) > 0
+        expected, found = "the queries and keys of a block", self.block
+        if sizes:
+            heads, groups = prod(self.q.type.shape[:-2]), prod(self.k.type.shape[:-2])
+            extents = (self.q.type.shape[-2], self.k.type.shape[-2])
+            lines, columns = (-(-n // size) for n, size in zip(extents, self.block, strict=True))
+            most = (heads * lines * columns, columns, groups * columns)
+            sizes = len(self.visited) == 3
+            sizes = sizes and all(0 <= n <= m for n, m in zip(self.visited, most, strict=True))
+            expected, found = f"three numbers up to {list(most)}", self.visited
+        _check(sizes, "t.attention: no mask has such blocks", expected, list(found))
 
 
 def _below(s: int, d: int, reach: int) -> int:
@@ -1462,11 +1493,14 @@ class AttentionGradient(Contraction):
     softcap: float = 0.0
     of_mask: bool = False
     hidden: int = 0
+    block: tuple[int, ...] = ()
+    visited: tuple[int, ...] = ()
 
     def direct(self) -> Attention:
         """The attention whose gradient this is."""
         settings = (self.scale, self.causal, self.offset, self.window, self.softcap)
-        return Attention(self.q, self.k, self.v, self.mask, *settings, True, self.hidden)
+        skipped = (self.hidden, self.block, self.visited)
+        return Attention(self.q, self.k, self.v, self.mask, *settings, True, *skipped)
 
     def types(self) -> tuple[TensorType, ...]:
         y, stats = self.direct().result_types

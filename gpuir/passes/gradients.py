@@ -309,6 +309,8 @@ def _attention(r: Reverse, op: t.Attention, results: Sequence[Value], dy: Value)
         *(op.q, op.k, op.v, y, stats, dy, op.mask),
         *(op.scale, op.causal, op.offset, op.window, op.softcap, r.wants(op.mask)),
         hidden=op.hidden,
+        block=op.block,
+        visited=op.visited,
     )
     made = r.b.add(gradient)
     for x, dx in zip((op.q, op.k, op.v, op.mask), made, strict=False):

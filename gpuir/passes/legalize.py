@@ -136,7 +136,7 @@ class _Legalizer:
             ):
                 return kernel  # libraries' attention puts tokens before heads by itself
             orders = tuple(map(self.written_order, node.results))
-            if isinstance(kernel, k.Attention) and self.options.sdpa:
+            if isinstance(kernel, k.Attention) and self.options.sdpa and not kernel.block:
                 kernel = replace(kernel, library="sdpa")
             match kernel:
                 case k.Gemm() if kernel.is_flat and has_few_rows(kernel.a.type, kernel.right):
@@ -448,6 +448,8 @@ def contraction(op: t.Fused) -> k.KernelOp:
                 *(att.scale, att.causal, att.offset, att.window, att.softcap, extra, after),
                 stats=att.stats and anchor.results[1] in body.outputs,
                 hidden=att.hidden,
+                block=att.block,
+                visited=att.visited,
             )
         case t.TensorOp() as call:
             return body_kernel(call.kernel)(op.args, body)

@@ -1,18 +1,15 @@
-"""torch's operators on graphs: branches, loops, and attention with functions of its own."""
+"""torch's operators on graphs: branches and loops. Attention is in `flex`."""
 
 from __future__ import annotations
 
-import math
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
-import torch
 from torch import fx
 
 from gpuir.frontends.emit import Emitter
-from gpuir.frontends.idioms import cast
 from gpuir.frontends.torch.dims import Dims
 from gpuir.frontends.torch.pointwise import mapped
 from gpuir.ir.errors import ModelError
@@ -21,8 +18,6 @@ from gpuir.ir.types import TensorType, bool_, i64
 from gpuir.ops import tensor as t
 
 COUNTED = 1024  # trips that are found by computing a condition while loading
-SCORES = 2**22  # of one head, that a mask is looked at in: so many rows of it
-LEAST, MOST = -1e4, 1e4  # scores that a function of scores is tried on
 
 Values = tuple[Any, ...]
 
@@ -252,141 +247,6 @@ def map_rows(
     return scan(walk, node, body, (), xs, additional)
 
 
-# ---------------------------------------------------------------------------- attention
-
-
-def flex_attention(
-    walk: Walk,
-    node: fx.Node,
-    q: Value,
-    k: Value,
-    v: Value,
-    score_mod: fx.GraphModule,
-    block_mask: Sequence[Any],
-    scale: float,
-    options: Any = None,
-    score_buffers: Sequence[Any] = (),
-    mask_buffers: Sequence[Any] = (),
-) -> Values:
-    """One kernel, as torch.compile makes it. What its functions say of scores is found by running
-    them: a causal mask, a window, a soft cap. What is none of these is said, and left out."""
-    e = walk.emit
-    e.assume(f"{node.name}: one kernel, as torch.compile makes for flex_attention")
-    cap = softcap(score_mod, score_buffers)
-    if cap is None:
-        work = sum(n.op == "call_function" for n in score_mod.graph.nodes)
-        e.assume(
-            f"{node.name}: score_mod is not applied; its {work} operations "
-            "for each score are counted as free"
-        )
-    seen = visible(block_mask[-1], mask_buffers, q.type.shape, k.type.shape)
-    if seen is None:
-        seen = kept_blocks(e, block_mask, q.type.shape[-2], k.type.shape[-2])
-        e.assume(f"{node.name}: the form of its mask is unknown: {seen.text}")
-    op = t.Attention(
-        *(q, k, v, None, float(scale)),
-        causal=seen.causal,
-        window=seen.window,
-        softcap=cap or 0.0,
-        stats=True,
-    )
-    y, stats = e.add(op)
-    result, sums, largest = node.meta["val"]
-    stats = mapped(e, "mul", stats.type.dtype, stats, 1 / math.log(2))  # of base 2
-    found = [cast(e, y, walk.dims.type(result).dtype), cast(e, stats, walk.dims.type(sums).dtype)]
-    return *found, e.fill(0, walk.dims.type(largest))
-
-
-class Seen:
-    """Which keys a query sees: all, those up to itself, or those within a window behind it."""
-
-    def __init__(self, causal: bool = False, window: int | None = None, text: str = ""):
-        self.causal, self.window, self.text = causal, window, text
-
-
-def visible(
-    mask_mod: fx.GraphModule, buffers: Sequence[Any], q: Sequence[int], k: Sequence[int]
-) -> Seen | None:
-    """What a mask leaves, by its rows, few of them where there are many; None where it is none of
-    the forms known, or differs from head to head, or depends on numbers that are not known."""
-    rows, keys = q[-2], k[-2]
-    count = max(1, min(rows, SCORES // max(keys, 1)))
-    at = torch.linspace(0, rows - 1, count).round().long()[:, None]
-    behind = torch.arange(keys)[None, :]
-    shown = [
-        answer(mask_mod, (*(torch.tensor(i) for i in ends), at, behind, *buffers))
-        for ends in {(0, 0), (q[0] - 1, q[1] - 1)}
-    ]
-    if any(x is None or not torch.equal(x, shown[0]) for x in shown):
-        return None
-    mask = torch.broadcast_to(shown[0], (count, keys))
-    apart = at - behind
-    if bool(mask.all()):
-        return Seen()
-    if torch.equal(mask, apart >= 0):
-        return Seen(causal=True)
-    window = int(apart[mask].max()) if bool(mask.any()) else -1
-    if window >= 0 and torch.equal(mask, (apart >= 0) & (apart <= window)):
-        return Seen(causal=True, window=window)
-    return None
-
-
-def answer(module: fx.GraphModule, args: Sequence[Any]) -> Any:
-    """What the function gives for real numbers; None where they are not known, or where it does
-    more than compute with what it is given: it may come from a file."""
-    if not all(map(is_arithmetic, module.graph.nodes)):
-        return None
-    try:
-        found = module(*args)
-        found = found[0] if isinstance(found, list | tuple) else found
-        return found.cpu() if isinstance(found, torch.Tensor) and not found.is_meta else None
-    except Exception:  # whatever a function of the user's stumbles over
-        return None
-
-
-def is_arithmetic(node: fx.Node) -> bool:
-    """Whether a node of such a function computes each cell from the same cells of others, looks
-    numbers up, or makes a single one."""
-    if node.op in ("placeholder", "output", "get_attr"):
-        return True
-    value = node.meta.get("val")
-    single = isinstance(value, torch.Tensor) and value.numel() == 1
-    target = node.target
-    if not isinstance(target, torch._ops.OpOverload):
-        return False
-    return torch.Tag.pointwise in target.tags or target is torch.ops.aten.index.Tensor or single
-
-
-def softcap(score_mod: fx.GraphModule, buffers: Sequence[Any]) -> float | None:
-    """0 for a function that leaves scores alone, c for c tanh(score / c); None for any other."""
-    scores = torch.linspace(LEAST, MOST, 4097, dtype=torch.float64)
-    indices = (torch.arange(4097) % n for n in (2, 3, 7, 11))  # no two alike
-    found = answer(score_mod, (scores, *indices, *buffers))
-    if found is None:
-        return None
-    if torch.equal(found, scores):
-        return 0.0
-    cap = float(found[-1])
-    bent = torch.broadcast_to(found, scores.shape)
-    fits = cap > 0 and torch.allclose(bent, cap * torch.tanh(scores / cap), rtol=1e-6)
-    return cap if fits else None
-
-
-def kept_blocks(e: Emitter, block_mask: Sequence[Any], rows: int, keys: int) -> Seen:
-    """A window with as many keys a query as the blocks that are visited have; all of them where
-    that is not known."""
-    counts = [
-        e.array_of(block_mask[i]) if isinstance(block_mask[i], Value) else None for i in (2, 4)
-    ]
-    if counts[0] is None:
-        return Seen(text="all blocks are computed")
-    columns = -(-keys // int(block_mask[-2]))
-    visited = sum(float(c.mean()) for c in counts if c is not None)
-    share = min(1.0, visited / columns)
-    text = f"{share:.1%} of the blocks are computed, as for a sliding window with this many keys"
-    return Seen(True, max(round(share * keys) - 1, 0), text)
-
-
 # ---------------------------------------------------------------------------- numbers
 
 
@@ -415,5 +275,4 @@ HIGHER: dict[str, Callable[..., Values]] = {
     "while_loop": while_loop,
     "scan": scan,
     "map_impl": map_rows,
-    "flex_attention": flex_attention,
 }

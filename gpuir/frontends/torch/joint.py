@@ -16,6 +16,7 @@ from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 from gpuir.frontends.model import Model, Weights
 from gpuir.frontends.torch.contraction import NO_DROPOUT
 from gpuir.frontends.torch.dims import Dims
+from gpuir.frontends.torch.masks import on_any_device
 from gpuir.frontends.torch.precision import unreached
 from gpuir.frontends.torch.program import Program, graphs_alone, traced_inputs, unheard
 from gpuir.frontends.torch.walk import Walk, numbers
@@ -33,7 +34,7 @@ def load_joint(source: Program | ExportedProgram, name: str, walk: Walk) -> Mode
     from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
 
     fakes = Fakes(FakeTensorMode(allow_non_fake_inputs=True))
-    with fakes.mode, ExitStack() as stack, unheard(), graphs_alone():
+    with fakes.mode, ExitStack() as stack, unheard(), graphs_alone(), on_any_device():
         if isinstance(source, Program):
             held = tensors_of(source.module)
             given = {"args": fakes(source.args), "kwargs": fakes(dict(source.kwargs))}

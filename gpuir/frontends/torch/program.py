@@ -66,9 +66,11 @@ class Program:
                 unheard(),
                 graphs_alone(),
                 masks.as_run(self.module),
+                masks.on_any_device(),
                 as_layers(self.module, left) as module,
+                masks.held(module, self.args, self.kwargs) as (args, kwargs),
             ):
-                made = torch.export.export(module, self.args, dict(self.kwargs), strict=False)
+                made = torch.export.export(module, args, kwargs, strict=False)
             more = read_elsewhere(made, self.module)
             return self._traced({*left, *more}) if more else made
         except RuntimeError as error:

@@ -15,6 +15,7 @@ from torch import fx
 from gpuir.frontends.emit import Emitter, settings
 from gpuir.frontends.torch.decompose import decomposed
 from gpuir.frontends.torch.dims import Dims
+from gpuir.frontends.torch.flex import FLEX
 from gpuir.frontends.torch.higher import HIGHER, arithmetic
 from gpuir.frontends.torch.node import Arguments, TorchNode, dtype_of
 from gpuir.frontends.torch.packed import launched
@@ -176,8 +177,8 @@ class Walk:
             if after and isinstance(after[0], str):  # invoke_subgraph's name for it
                 after = after[1:]
             return self.run(inner[0], tuple(after))
-        if name in HIGHER:
-            return HIGHER[name](self, node, *args, **kwargs)
+        if convert := HIGHER.get(name) or FLEX.get(name):
+            return convert(self, node, *args, **kwargs)
         raise ModelError(f"{name} is not supported", fix="export the program without it")
 
     def check_trip_counts(self) -> None:

@@ -258,7 +258,7 @@ def _conv_weight_gradient(op: t.ConvWeightGradient) -> Axes:
 def _attention(op: t.Attention | t.AttentionGradient) -> Axes:
     """Batch and heads; queries too, where each sees all keys."""
     lead = tuple(f"{i}" for i in range(op.q.type.rank - 3))
-    s = "" if op.causal or op.window is not None else "s"
+    s = "" if op.causal or op.window is not None or op.block else "s"
     q, k = (*lead, "h", s, ""), (*lead, "h", "", "")
     scores = (*op.q.type.shape[:-1], op.k.type.shape[-2])
     named = (*lead, "h", s, "")
@@ -291,6 +291,15 @@ def _experts(op: t.Experts | t.ExpertsGradient) -> Axes:
         return Axes(operands, (tokens,), summed)
     results = tuple(map(names, op.subjects))
     return Axes(operands, results, summed | {"t"})
+
+
+def blocks_of(op: t.Attention | t.AttentionGradient, ranks: int) -> dict[str, tuple[int, ...]]:
+    """The blocks of a mask that one of `ranks` ranks visits, which has a part of the heads: as many
+    as any other, which is assumed."""
+    if not op.block:
+        return {}
+    every, longest, columns = op.visited
+    return {"visited": (-(-every // ranks), longest, -(-columns // ranks))}
 
 
 def is_packed(op: t.Experts | t.ExpertsGradient) -> bool:
@@ -374,6 +383,8 @@ def local(op: Op, name: str, results: tuple[tuple[int, ...], ...], ranks: int) -
             return replace(op, groups=op.groups // ranks)
         case t.Attention() | t.AttentionGradient() if name == "s":
             return replace(op, hidden=op.hidden // ranks)
+        case t.Attention(block=(_, _)) | t.AttentionGradient(block=(_, _)):
+            return replace(op, **blocks_of(op, ranks))
         case t.Collective(routed=int(routed)):
             return replace(op, routed=-(-routed // ranks))
         case _:

@@ -18,6 +18,7 @@ from gpuir.ir.graph import Graph, Op, Value
 from gpuir.ir.types import TensorType, bool_, f32, i64
 from gpuir.ops import tensor as t
 from gpuir.ops.tensor import CollectiveKind
+from gpuir.passes.shard.axes import blocks_of
 from gpuir.passes.shard.place import WHOLE, Group, Kept, Place, part
 from gpuir.passes.shard.rows import closed, opened
 from gpuir.passes.shard.ways import Inside, Way
@@ -216,6 +217,7 @@ def by_heads(op: Attends, rows: Rows) -> list[Value]:
     if mask is not None and mask.type.rank > 2 and mask.type.shape[-3] > 1:
         mask = b(t.Shard(mask, mask.type.rank - 3, *rows.group))
     ends = {"q": rows.heads(op.q), "k": rows.heads(op.k), "v": rows.heads(op.v), "mask": mask}
+    op = replace(op, **blocks_of(op, rows.group[1][0]))
     if isinstance(op, t.Attention):
         y, *stats = b.add(replace(op, **ends))
         return [rows.back(y), *stats]
@@ -230,6 +232,7 @@ def by_keys(op: Attends, rows: Rows) -> list[Value]:
     if op.causal or op.window is not None:
         ends |= {"mask": _seen(op, rows), "causal": False, "offset": 0, "window": None}
         ends["hidden"] = _hidden(op, rows.group[1][0])
+    ends |= _blocks_of_rows(op, rows.group[1][0])
     made = rows.b.add(replace(op, **ends))
     if isinstance(op, t.Attention):
         return list(made)
@@ -239,7 +242,9 @@ def by_keys(op: Attends, rows: Rows) -> list[Value]:
 
 def can_go_round(op: Attends) -> bool:
     """Whether keys may come to an attention block by block."""
-    return op.hidden == 0 and not (isinstance(op, t.AttentionGradient) and op.of_mask)
+    return (
+        op.hidden == 0 and not op.block and not (isinstance(op, t.AttentionGradient) and op.of_mask)
+    )
 
 
 def round_a_ring(op: Attends, rows: Rows) -> list[Value]:
@@ -328,7 +333,18 @@ def _block(op: Attends, rows: Rows, i: int) -> dict[str, Any]:
 def is_balanced(op: Op) -> bool:
     """Whether an op takes it that each rank's queries see as many keys: so they do where a rank has
     one chunk from each end of a sequence (Llama team, 2024, section 3.3.2)."""
-    return isinstance(op, Attends) and op.hidden > 0
+    return isinstance(op, Attends) and (op.hidden > 0 or bool(op.block))
+
+
+def _blocks_of_rows(op: Attends, ranks: int) -> dict[str, Any]:
+    """The blocks of a mask that a rank's queries visit, if each rank's visit as many. A rank that
+    has fewer queries than a block has its share of them."""
+    if not op.block:
+        return {}
+    every, longest, columns = op.visited
+    queries, keys = min(op.block[0], op.q.type.shape[-2]), op.block[1]
+    every = -(-every * op.block[0] // (queries * ranks))
+    return {"hidden": 0, "block": (queries, keys), "visited": (every, longest, columns)}
 
 
 def _hidden(op: Attends, ranks: int) -> int:

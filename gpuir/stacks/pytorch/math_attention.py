@@ -36,9 +36,10 @@ class MathAttention(Pass):
 
 
 def is_fused(op: t.Attention) -> bool:
-    """Whether one of PyTorch's fused kernels takes it. One with a soft cap is no call of it."""
+    """Whether one of PyTorch's fused kernels takes it. One with a soft cap or blocks is no call of
+    it."""
     dtype, heads = op.q.type.dtype, (op.q.type.shape[-1], op.v.type.shape[-1])
-    if op.softcap:
+    if op.softcap or op.block:
         return True
     if op.q.type.rank != 4 or dtype not in (f32, f16, bf16):
         return False

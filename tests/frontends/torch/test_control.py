@@ -151,24 +151,3 @@ def test_flex_attention_is_one_kernel(mask: str, cap: float):
     graph = agrees(fn, Q, K, V, **held)
     (op,) = (n.op for n in graph.nodes if n.op.name == "t.attention")
     assert (op.causal, op.window, op.softcap) == (causal, window, cap)
-
-
-def test_what_flex_attention_does_beside_is_said():
-    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
-
-    def documents(b: Any, h: Any, i: Any, j: Any) -> Any:
-        return i // 128 == j // 128
-
-    blocks = create_block_mask(documents, None, None, 512, 512, device="cpu")
-
-    def fn(layer: Any, q: Any) -> Any:
-        slope = lambda s, b, h, i, j: s + (i - j) * 0.5  # noqa: E731
-        return flex_attention(q, q, q, score_mod=slope, block_mask=blocks)
-
-    with torch.no_grad():
-        graph = load(Call(fn).eval(), args=(torch.randn(1, 2, 512, 32),), strict=True).graph
-    said = " ".join(graph.assumed)
-    assert "score_mod is not applied; its 3 operations" in said
-    assert "25.0% of the blocks are computed" in said
-    (op,) = (n.op for n in graph.nodes if n.op.name == "t.attention")
-    assert op.window == 127

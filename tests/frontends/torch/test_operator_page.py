@@ -8,6 +8,7 @@ import pytest
 
 pytest.importorskip("torch")
 
+from gpuir.frontends.torch.flex import FLEX
 from gpuir.frontends.torch.higher import HIGHER
 from gpuir.frontends.torch.table import CONVERTERS
 from gpuir.frontends.torch.walk import INLINED
@@ -17,4 +18,4 @@ PAGE = Path(__file__).parents[3] / "docs/reference/torch-operators.md"
 
 def test_every_operator_is_on_the_page():
     page = PAGE.read_text()
-    assert not [name for name in (*CONVERTERS, *HIGHER, *INLINED) if f"`{name}`" not in page]
+    assert not [name for name in (*CONVERTERS, *HIGHER, *FLEX, *INLINED) if f"`{name}`" not in page]
