@@ -279,6 +279,16 @@ def spatial_axes(x: Value, n: OnnxNode) -> tuple[int, ...]:
     return x.type.shape[2:]
 
 
+def check_window(n: OnnxNode, window: tuple[int, ...]) -> None:
+    """Whether `kernel_shape`, where it is given, is the window that the weights have."""
+    if (given := tuple(n.attr("kernel_shape", window))) != window:
+        raise ModelError(
+            f"{n.op}: kernel_shape is not the shape of the weights",
+            expected=str(list(window)),
+            found=str(list(given)),
+        )
+
+
 def sliding(n: OnnxNode, spatial: tuple[int, ...], window: tuple[int, ...]) -> Window:
     """The padding that `pads`, `auto_pad` and `ceil_mode` come to.
 
@@ -292,6 +302,7 @@ def sliding(n: OnnxNode, spatial: tuple[int, ...], window: tuple[int, ...]) -> W
             expected=f"{count} axes",
             found=f"kernel_shape {window}",
         )
+    check_window(n, window)
     strides = per_axis(n, "strides", count, 1)
     dilations = per_axis(n, "dilations", count, 1)
     if min(*strides, *dilations, *window) < 1:
@@ -369,6 +380,7 @@ def conv_transpose(n: OnnxNode, e: Emitter) -> Value:
     """
     x, w = n[0], n[1]
     spatial, window = spatial_axes(x, n), w.type.shape[2:]
+    check_window(n, window)
     count = len(spatial)
     strides, dilations = per_axis(n, "strides", count, 1), per_axis(n, "dilations", count, 1)
     padding = per_axis(n, "output_padding", count, 0)

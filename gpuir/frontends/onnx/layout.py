@@ -515,9 +515,10 @@ def eye_like(n: OnnxNode, e: Emitter) -> Value:
         )
     type = TensorType(n[0].type.shape, n.dtype("dtype", n[0].type.dtype))
     rows, columns = type.shape
+    k = n.attr("k", 0)
 
     def numbers() -> np.ndarray:
-        return np.eye(rows, columns, n.attr("k", 0), bool).astype(to_numpy_dtype(type.dtype))
+        return np.eye(rows, columns, k, bool).astype(to_numpy_dtype(type.dtype))
 
     return e.lazy(type, numbers, "eye")
 

@@ -68,6 +68,12 @@ def chosen(e: Emitter, above: Value, names: Value) -> Value:
 def linear_regressor(n: OnnxNode, e: Emitter) -> Value:
     """x w + b, a column a target."""
     x, targets = rows_of(n, e), n.attr("targets", 1)
+    if targets < 1 or not x.type.shape[-1]:
+        raise ModelError(
+            "LinearRegressor: there are no targets or no input columns",
+            expected="at least one target and one input column",
+            found=f"{targets} of {x.type}",
+        )
     w = matrix(n, "coefficients", targets, x.type.shape[-1], "targets and columns of the input")
     y = plus(e, dot(e, x, w), n.attr("intercepts", ()), "intercepts")
     return transformed(n, e, y, n.attr("post_transform", "NONE"))

@@ -480,6 +480,10 @@ class Attributes(Mapping[str, Any]):
     def __len__(self) -> int:
         return len(self._protos)
 
+    def unread(self) -> tuple[str, ...]:
+        """Those that nobody has asked for."""
+        return tuple(name for name in self._protos if name not in self._done)
+
     def proto(self, name: str) -> AttributeProto | None:
         """The stored form, with references to the enclosing call resolved."""
         proto = self._protos.get(name)

@@ -157,6 +157,10 @@ def check(n: OnnxNode, gates: int, directions: int) -> None:
             f"[{directions}, {gates} * hidden, hidden]",
             found=f"X: {x}, W: {w}, R: {r}",
         )
+    if (given := n.attr("hidden_size", hidden)) != hidden:
+        raise ModelError(
+            f"{n.op}: hidden_size is not that of R", expected=str(hidden), found=str(given)
+        )
 
 
 def convert(

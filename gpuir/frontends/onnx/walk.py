@@ -12,6 +12,7 @@ import numpy as np
 
 from gpuir.frontends.emit import Emitter, UnknownValue, settings
 from gpuir.frontends.onnx import sequence
+from gpuir.frontends.onnx.attributes import check_read
 from gpuir.frontends.onnx.definition import check_stated, diagnosis, infer, type_proto
 from gpuir.frontends.onnx.legacy import MODERN, modernise
 from gpuir.frontends.onnx.messages import messages
@@ -290,12 +291,24 @@ class Walk:
             return False, self.unconverted(step, n, attributes)
         check_stated(key, n.op, n.inputs, n.attrs)
         results = converter(n, self.emit)
-        if results is None:
-            return False, ()
-        return False, results if isinstance(results, tuple) else (results,)
+        given = results if isinstance(results, tuple) else (results,)
+        is_nothing = all(v is None or v in n.inputs for v in given)  # to do, whatever they say
+        if key in CONVERTERS and not is_nothing:
+            version = self.opsets.get(step.domain, 1)
+            for attribute in check_read(key, step, version, attributes):
+                load.warn(
+                    f"{load.source.name}: {key} has no attribute {attribute!r} in opset {version}: "
+                    "it is ignored"
+                )
+        return False, () if results is None else given
 
     def constant(self, attributes: Attributes, name: str) -> Value:
         source = self.load.source
+        if len(attributes) > 1:
+            found = ", ".join(attributes)
+            raise ModelError(
+                "Constant: there is more than one attribute", expected="one", found=found
+            )
         if (a := attributes.proto("value")) is not None:
             return self.emit.weight(tensor_type(a.t), lambda: tensor_array(a.t, source), name)
         if (a := attributes.proto("sparse_value")) is not None:
