@@ -379,7 +379,8 @@ def model_flops(graph: Graph) -> int:
 def shared_by_tp(graph: Graph, cut: Graph, ranks: int) -> Shared:
     """What a cut over so many ranks of tp shares out of a graph."""
     parts = {name for name, cut in cut.cuts if cut.group == "tp"}
-    weights = [v for v in graph.params if graph.role_of(v) == "weight"]
+    quantised = (v for v in graph.params if graph.role_of(v) == "buffer" and v.type.dtype.bits <= 8)
+    weights = [*(v for v in graph.params if graph.role_of(v) == "weight"), *quantised]
     total = sum(v.type.nbytes for v in weights)
     each, all = model_flops(cut), model_flops(graph)
     flops = (1 - each / all) / (1 - 1 / ranks) if all else 0.0

@@ -15,11 +15,12 @@ import pytest
 from decoders import LLAMA
 from hypothesis import given
 from hypothesis import strategies as st
+from on_ranks import cells, is_the_same, sharded
 from strategies import arrays, graphs
 
 import gpuir
 from gpuir.interp import run
-from gpuir.interp.ranks import gathered, run_ranks, scattered
+from gpuir.interp.ranks import run_ranks, scattered
 from gpuir.ir.errors import UsageError
 from gpuir.ir.graph import Graph, Node, Op, Value
 from gpuir.ir.phases import phase_of
@@ -65,30 +66,6 @@ MIXTRAL = {
 }
 
 
-def sharded(g: Graph, pipeline: str) -> Graph:
-    made = gpuir.pipeline(pipeline).run(g)
-    verify(made)
-    assert gpuir.parse(gpuir.show(made)) == made
-    return made
-
-
-def is_the_same(
-    g: Graph, made: Graph, tolerance: float = 2e-3, values: dict[str, Any] | None = None
-) -> None:
-    """Every rank's group has the outputs of the whole graph."""
-    values = values or arrays(g)
-    wanted = run(g, values)
-    given = scattered(made, values)
-    for found in gathered(made, run_ranks(lambda own: run(made, own), given)):
-        assert set(found) == set(wanted)
-        for name, array in wanted.items():
-            a, b = np.asarray(array, np.complex128), np.asarray(found[name], np.complex128)
-            assert a.shape == b.shape
-            a, b = np.nan_to_num(a), np.nan_to_num(b)
-            scale = 1e-3 + np.abs(a).max(initial=0)
-            np.testing.assert_allclose(a / scale, b / scale, atol=tolerance)
-
-
 def collectives(g: Graph) -> Counter[str]:
     return Counter(n.op.fn for n in g.walk() if n.op.name == "t.collective")  # pyright: ignore
 
@@ -99,10 +76,6 @@ def flops(g: Graph) -> int:
 
 def attention_flops(g: Graph) -> int:
     return sum(n.op.flops() for n in g.nodes if "attention" in n.op.name)
-
-
-def cells(g: Graph) -> int:
-    return sum(v.type.size for v in g.params)
 
 
 def decoder(config: dict[str, Any] = SMALL, **options: Any) -> Graph:

@@ -325,6 +325,7 @@ def _shard(op: t.Shard) -> Axes:
 
 AXES: dict[type[Op], Callable[[Any], Axes]] = {
     t.Map: _pointwise,
+    t.Bitcast: _pointwise,
     t.Cast: _pointwise,
     t.Ordered: _pointwise,
     t.Reshape: _reshape,

@@ -11,6 +11,7 @@ from gpuir.ir.types import TensorType
 # 2 TB/s with links of 300 GB/s. Assumed; costs of what is chosen come from the cluster.
 FLOPS_A_BYTE = 1000.0
 MEMORY_A_BYTE = 7.0
+WIDE = 5.0  # times as long a product of f32 takes, which PyTorch rounds to TF32 only if told to
 
 Group = tuple[str, tuple[int, ...], tuple[int, ...]]  # as a `t.collective` has it
 Kept = dict[tuple[Value, str], Value]  # what a rank has of others' values, by how it came

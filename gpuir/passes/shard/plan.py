@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cache
 from heapq import heappop, heappush
 from itertools import pairwise
@@ -11,7 +11,7 @@ from math import inf
 from typing import Any
 
 from gpuir.ir.graph import Graph, Node, Op, Value, field_names
-from gpuir.ir.phases import phase_of
+from gpuir.ir.phases import is_training, phase_of
 from gpuir.ops import tensor as t
 from gpuir.passes.optimizer import adds_squares
 from gpuir.passes.shard import statistics
@@ -21,10 +21,12 @@ from gpuir.passes.shard.place import (
     MEMORY_A_BYTE,
     SUM,
     WHOLE,
+    WIDE,
     Place,
     moved_bytes,
     part,
 )
+from gpuir.passes.shard.sources import Homes, Sources
 from gpuir.passes.shard.ways import Way, repeated_bytes, ways
 
 KEPT = 1e9  # as many times dearer than sending is to gather what is to stay in parts
@@ -73,16 +75,19 @@ class Planner:
         self.weights: dict[Value, Value | None] = {}
         self.params, self.inputs = frozenset(g.params), frozenset(g.inputs)
         self.numbers = {n.results[0]: i for i, n in enumerate(g.nodes) if n.results}
-        forward = (n for n in g.nodes if phase_of(n) is None)
-        self.ahead = replace(g, nodes=tuple(forward)).uses()
+        self.sources = Sources(g, self.ranks, self.is_zero)
+        self.ahead = self.sources.ahead
+        self.again = False  # something is cut that an op before has had whole
+        self.trains = is_training(g)
 
     def run(self) -> None:
         """Fills `places`, the first of which is where a value is made, and `chosen`."""
         while True:
+            self.again = False
             self.places = {v: [self.homes.get(v, WHOLE)] for v in (*self.g.inputs, *self.g.params)}
             for node in self.g.nodes:
                 self.node(node)
-            if not self.promote():
+            if not self.promote() and not self.again:
                 self.ends = {v: self.end(v) for v in self.g.outputs}
                 return
 
@@ -272,8 +277,7 @@ class Planner:
         readers = self.uses.get(v, [])
         is_gradient = bool(readers) and self.g.role_of(v) == "gradient"
         if v in self.outputs and not (place == SUM and is_gradient):
-            leaves = not self.data and self.g.role_of(v) == "activation"
-            return WHOLE if leaves or place == SUM else place
+            return WHOLE if place == SUM or self.leaves(v) else place
         made = self.producers.get(v)
         if place != SUM or not readers or (made is not None and adds_squares(made.op)):
             return place
@@ -300,15 +304,21 @@ class Planner:
                 best, least = p, cost
         return best
 
+    def leaves(self, v: Value) -> bool:
+        """Whether an output is wanted whole: a result. Of a training step nothing leaves but the
+        loss, a sum: scores stay in parts (`parallel_output` of Megatron-LM's GPTModel)."""
+        return not self.data and not self.trains and self.g.role_of(v) == "activation"
+
     # ------------------------------------------------------------------------ weights
 
     def cut_weights(self, node: Node) -> None:
         """Cuts the weights of a product: by rows where its other operand is cut along what is
-        summed, by columns where that leads to such a product, or saves more than it sends."""
+        summed, by columns where that leads to such a product, or saves more work, or spares more
+        memory, than it sends."""
         if isinstance(node.op, t.Gather):
-            self.cut_table(node.op)
+            self.cut_table(node, node.op)
             return
-        weights = [v for v in weights_of(node.op) if self.source(v) is not None]
+        weights = [v for v in weights_of(node.op) if self.is_whole(v)]
         axes = axes_of(node.op, self.is_zero) if weights else None
         if axes is None:
             return
@@ -317,51 +327,44 @@ class Planner:
         gains: dict[Way, float] = {}
         for way in self.ways(node.op, self.packed(node, weights)):
             taken = dict(zip(node.op.operands, way.takes, strict=True))
-            if way.axis in inside and all(self.may_cut(v, taken[v]) for v in weights):
-                by_rows = self.by_rows(node.op, way, weights)
-                gains[way] = inf if by_rows else self.gain(node, way)
+            if way.axis not in inside:
+                continue
+            others = sum(self.elsewhere(node, v, taken[v], self.each) for v in weights)
+            if others > -inf:
+                own = (
+                    inf if self.by_rows(node.op, way, weights) else self.gain(node, way, self.each)
+                )
+                gains[way] = self.spared(v for v in weights if taken[v].is_part) + others + own
         best = max(gains, key=gains.__getitem__, default=None)
         if best is not None and gains[best] > 0:
             for v, place in zip(node.op.operands, best.takes, strict=True):
                 if v in weights:
                     self.cut_source(v, place)
 
-    def cut_table(self, op: t.Gather) -> None:
+    def cut_table(self, node: Node, op: t.Gather) -> None:
         """Cuts a table of embeddings by its rows, where that spares more memory than is sent of
-        what is looked up."""
-        table, place = op.x, part(op.axis)
-        whole = table in self.params and self.homes.get(table, WHOLE) == WHOLE
-        spares = self.replicas * table.type.nbytes > op.result_types[0].nbytes
-        fits = place.fits(table.type, self.ranks)
-        if whole and spares and fits and self.looks_up(table, op.axis):
-            self.homes[table] = place
-            self.places[table] = [place]
+        what is looked up, and of what other ops make of it. Their work counts too."""
+        place, sent = part(op.axis), op.result_types[0].nbytes
+        if (
+            self.is_whole(op.x)
+            and self.spared([op.x]) + self.elsewhere(node, op.x, place, 0.0) > sent
+        ):
+            self.cut_source(op.x, place)
 
-    def looks_up(self, v: Value, axis: int) -> bool:
-        """Whether the forward pass only looks rows up in a table, or multiplies by it so that they
-        are columns."""
-        for reader in self.ahead.get(v, ()):
-            match reader.op:
-                case t.Gather(x, _, found) if x == v and found == axis:
-                    continue
-                case t.Transpose(_, perm):
-                    if not self.looks_up(reader.results[0], perm.index(axis)):
-                        return False
-                case t.Matmul(_, b) if b == v and axis == v.type.rank - 1:
-                    continue
-                case _:
-                    return False
-        return True
+    def spared(self, weights: Iterable[Value]) -> float:
+        """The bytes of params, of all replicas, that weights are made of."""
+        params = {p for v in weights for p in self.sources.of(v) or ()}
+        return self.replicas * sum(p.type.nbytes for p in params)
 
     def by_rows(self, op: Op, way: Way, weights: list[Value]) -> bool:
         """Whether the other operands are cut as a way takes them."""
         others = [(v, p) for v, p in zip(op.operands, way.takes, strict=True) if v not in weights]
         return SUM in way.gives and any(p.is_part and p in self.places[v] for v, p in others)
 
-    def gain(self, node: Node, way: Way) -> float:
+    def gain(self, node: Node, way: Way, each: float) -> float:
         """What ranks need not do of a product whose weights are cut, less what is sent to gather
         what becomes of its result, where that is no operand of a product that can be cut by rows;
-        in bytes over a link."""
+        in bytes over a link, with `each` for the begin of a collective."""
         if any(
             p.is_part and v not in weights_of(node.op)
             for v, p in zip(node.op.operands, way.takes, strict=True)
@@ -391,22 +394,22 @@ class Planner:
             pairs = zip(reader.op.operands, then.takes, strict=True)
             if not any(known.get(v) == p for v, p in pairs if p.is_part):
                 given = (v for v in dict.fromkeys(reader.op.operands) if v in known)
-                sent += sum(self.gathered(v, known[v]) for v in given)
+                sent += sum(self.gathered(v, known[v], each) for v in given)
                 continue
             saved += repeated_bytes(reader.op, WHOLE_WAY, self.ranks)
-            sent += cost + (self.each if cost or then.axis == "rows" else 0.0)
+            sent += cost + (each if cost or then.axis == "rows" else 0.0)
             for v, p in zip(reader.results, then.gives, strict=True):
                 known[v] = p
                 if p.is_part:
                     follow(v)
         results = (v for v in known if v in self.outputs and v not in self.over)
-        ends = (v for v in results if self.g.role_of(v) == "activation")
-        return saved - sent - sum(self.gathered(v, known[v]) for v in ends)
+        ends = (v for v in results if self.leaves(v) or known[v] == SUM)
+        return saved - sent - sum(self.gathered(v, known[v], each) for v in ends)
 
-    def gathered(self, v: Value, place: Place) -> float:
+    def gathered(self, v: Value, place: Place, each: float) -> float:
         """What it takes to have all of a value everywhere."""
         cost = moved_bytes(v.type, place, WHOLE, self.ranks)
-        return cost + self.each if cost else 0.0
+        return cost + each if cost else 0.0
 
     @property
     def each(self) -> float:
@@ -415,7 +418,7 @@ class Planner:
 
     def ends_in(self, op: Op, known: Mapping[Value, Place]) -> bool:
         """Whether an op is a product that can be cut by rows, as an operand of it is."""
-        weights = [v for v in weights_of(op) if self.source(v) is not None]
+        weights = [v for v in weights_of(op) if self.is_whole(v)]
         if not weights:
             return False
         for way in self.ways(op):
@@ -430,51 +433,65 @@ class Planner:
     def saved(self, op: Op) -> float:
         """What a rank need not do of a product when it is cut, in bytes over a link."""
         read = self.replicas * sum(v.type.nbytes for v in weights_of(op))
-        return (1 - 1 / self.ranks) * (op.flops() / FLOPS_A_BYTE + read / MEMORY_A_BYTE)
+        wide = WIDE if op.operands and op.operands[0].type.dtype.bits >= 32 else 1.0
+        done = wide * op.flops() / FLOPS_A_BYTE
+        return (1 - 1 / self.ranks) * (done + read / MEMORY_A_BYTE)
 
-    def source(self, v: Value) -> list[Node] | None:
-        """What is between a weight as a product reads it and the param that it is, whole until now;
-        None where it is none, or something else in the forward pass reads it too."""
-        chain: list[Node] = []
-        while True:
-            if len(self.ahead.get(v, ())) != 1:
-                return None
-            if v in self.params:
-                return chain[::-1] if self.homes.get(v, WHOLE) == WHOLE else None
-            node = self.producers.get(v)
-            if node is None or len(node.op.operands) != 1 or phase_of(node) is not None:
-                return None
-            chain.append(node)
-            (v,) = node.op.operands
+    def is_whole(self, v: Value) -> bool:
+        """Whether a value is made of params alone, and these are whole until now."""
+        params = self.sources.of(v)
+        return bool(params) and all(self.homes.get(p, WHOLE) == WHOLE for p in params or ())
+
+    def readers(self, v: Value, place: Place) -> list[tuple[Node, Homes]] | None:
+        """The nodes that read what a weight is made of, with what they get in parts if the weight
+        is to come in parts; None where one of them needs it whole."""
+        homes = self.sources.homes(v, place) if self.is_whole(v) else None
+        found = self.sources.readers(homes) if homes else None
+        alike = found is not None and all(any(self.ways_with(n, given)) for n, given in found)
+        return found if alike else None
+
+    def ways_with(self, node: Node, given: Mapping[Value, Place]) -> Iterator[Way]:
+        """The ways to run a node with these operands in parts."""
+        have = [[given[v]] if v in given else [] for v in node.op.operands]
+        for way in self.ways(node.op, have):
+            pairs = zip(node.op.operands, way.takes, strict=True)
+            if way.axis and all(given.get(v, p) == p for v, p in pairs):
+                yield way
 
     def may_cut(self, v: Value, place: Place) -> bool:
-        """Whether the param that a weight is can be kept so that it is where it is wanted."""
-        return not place.is_part or self.home_for(v, place) is not None
+        """Whether the params of a weight can be kept so that it is where it is wanted."""
+        return not place.is_part or self.readers(v, place) is not None
 
-    def home_for(self, v: Value, place: Place) -> Place | None:
-        """The parts of the param from which a weight comes in the parts that are wanted."""
-        for node in reversed(self.source(v) or ()):
-            axes = axes_of(node.op, self.is_zero)
-            name = axes.results[0][place.axis] if axes else ""
-            if not axes or not name:
-                return None
-            place = part(axes.operands[0].index(name), place.parts)
-            whole = node.op.operands[0].type
-            alike = not place.parts or sum(place.parts) == whole.shape[place.axis]
-            if not alike or not place.fits(whole, self.ranks):
-                return None
-        return place
+    def elsewhere(self, node: Node, v: Value, place: Place, each: float) -> float:
+        """What it gains, in bytes over a link, that other nodes have the params of a weight in
+        parts too; -inf where one cannot."""
+        readers = self.readers(v, place) if place.is_part else []
+        if readers is None:
+            return -inf
+        return sum(self.in_parts(n, given, each) for n, given in readers if n is not node)
+
+    def in_parts(self, node: Node, given: Mapping[Value, Place], each: float) -> float:
+        """What it gains that a node has operands in parts."""
+        found = -inf
+        for way in self.ways_with(node, given):
+            ends = zip(node.results, way.gives, strict=True)
+            sent = sum(self.gathered(v, p, each) for v, p in ends)
+            found = max(found, self.gain(node, way, each), self.saved(node.op) - sent)
+        return found
 
     def cut_source(self, v: Value, place: Place) -> None:
-        """Keeps the param that a weight is in parts."""
-        chain, home = self.source(v), self.home_for(v, place)
-        if chain is None or home is None or not home.is_part:
+        """Keeps the params that a weight is made of in parts."""
+        homes = self.sources.homes(v, place) if place.is_part and self.is_whole(v) else None
+        if not homes:
             return
-        param = chain[0].op.operands[0] if chain else v
-        self.homes[param] = home
-        self.places[param] = [home]
-        for node in chain:
+        self.homes.update(homes)
+        self.places.update((p, [home]) for p, home in homes.items())
+        made = self.sources.between(v)
+        for node in made:
             self.node(node)
+        self.again |= any(
+            len(self.ahead.get(x, ())) > 1 for x in (*homes, *(n.results[0] for n in made))
+        )
 
     def packed(self, node: Node, weights: list[Value]) -> list[list[Place]]:
         """Places in several parts that the operands of a product might have, where slices cut its

@@ -244,8 +244,8 @@ def no_weight(g: Graph, ranks: int) -> UsageError:
     return UsageError(
         f"shard: no weight can be split over {ranks} ranks",
         expected="products with a weight whose columns (or heads) the number of "
-        "ranks divides, which no other product reads, and whose split "
-        "saves more time than the communication costs",
+        "ranks divides, which all that read the weight can use, and whose split "
+        "saves more time or memory than the communication costs",
         found=f"{largest.name}: {largest.type}, the largest of {len(fit)} with a size "
         f"that {ranks} divides"
         if largest

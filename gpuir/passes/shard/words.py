@@ -9,20 +9,28 @@ from gpuir.ir.graph import Graph, Node, Op, Value
 from gpuir.ir.phases import phase_of
 from gpuir.ir.types import TensorType
 from gpuir.ops import tensor as t
+from gpuir.passes.shard.place import part
+from gpuir.passes.shard.sources import Homes, Sources
 
 Sizes = tuple[int, ...]
 
 
 def vocabulary(g: Graph) -> int:
     """The rows of the largest table that the forward pass looks rows up in; 0 without one."""
-    tables = {
-        n.op.x
-        for n in g.nodes
-        if isinstance(n.op, t.Gather) and n.op.axis == 0 and phase_of(n) is None
-    }
-    weights = [v for v in g.params if v in tables and g.role_of(v) == "weight"]
+    sources = Sources(g, 1, lambda v: False)
+    tables: Homes = {}
+    for n in g.nodes:
+        if isinstance(n.op, t.Gather) and phase_of(n) is None:
+            tables |= sources.homes(n.op.x, part(n.op.axis)) or {}
+    weights = [v for v in g.params if v in tables and is_weight(g, v)]
     largest = max(weights, key=lambda v: v.type.size, default=None)
-    return largest.type.shape[0] if largest else 0
+    return largest.type.shape[tables[largest].axis] if largest else 0
+
+
+def is_weight(g: Graph, v: Value) -> bool:
+    """Whether a param is a weight, or one that is quantised, which no gradient trains."""
+    role = g.role_of(v)
+    return role == "weight" or (role == "buffer" and v.type.dtype.bits <= 8)
 
 
 def padded(g: Graph, words: int, to: int) -> Graph | None:
