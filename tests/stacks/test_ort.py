@@ -18,6 +18,7 @@ from test_real_models import TOKENS, fetched
 from gpuir.analysis import lower
 from gpuir.cost.reading import work_of
 from gpuir.frontends.onnx.load import load
+from gpuir.interp import run
 from gpuir.ir.errors import UsageError
 from gpuir.ops.kernel import KernelOp
 from gpuir.stacks.table import pipeline
@@ -45,6 +46,15 @@ NUMBERS = """two = Constant <value = float {2.0}> ()
     d = Constant <value = float {0.7978846}> ()
 """
 PLACES = "".join(f"i{i} = Constant <value = int64[1] {{{i}}}> ()\n" for i in range(7))
+CORNERS = """far = Constant <value = int64[2] {99, 99}> ()
+    axes = Constant <value = int64[2] {2, 3}> ()
+    steps = Constant <value = int64[2] {2, 2}> ()
+""" + "".join(
+    f"s{i}{j} = Constant <value = int64[2] {{{i}, {j}}}> ()\n"
+    f"p{i}{j} = Slice (x, s{i}{j}, far, axes, steps)\n"
+    for i in (0, 1)
+    for j in (0, 1)
+)
 NORM = """m = ReduceMean <axes = [-1]> ({x})
     a = Sub ({x}, m)
     b = Pow (a, two)
@@ -325,6 +335,22 @@ CASES = {
         "b = QuantizeLinear (a, half, z)\ny = DequantizeLinear (b, half, z)",
         ["Relu", "QuantizeLinear", "DequantizeLinear"],
     ),
+    "SliceConcatToSpaceToDepthFusion": (
+        "float[1,3,6,8] x",
+        CORNERS + "y = Concat <axis = 1> (p00, p10, p01, p11)",
+        ["Slice Slice Slice Slice Concat"],
+    ),
+    "SliceConcatToSpaceToDepthFusion, in its own order": (
+        "float[1,3,6,8] x",
+        CORNERS + "y = Concat <axis = 1> (p00, p01, p10, p11)",
+        ["Slice Slice Slice Slice Concat"],
+    ),
+    "SliceConcatToSpaceToDepthFusion, but a corner twice": (
+        "float[1,3,6,8] x",
+        CORNERS + "a = Concat <axis = 1> (p00, p01, p10, p10)\nb = Concat <axis = 1> (a, p11)\n"
+        "y = Relu (b)",
+        ["Slice", "Slice", "Slice", "Slice", "Concat", "Concat", "Relu"],
+    ),
     "quantising is no part of what it surrounds": (
         "float[6,8] x, float[8,8] w",
         NUMBERS + "z = Constant <value = int8 {0}> ()\na = QuantizeLinear (x, half, z)\n"
@@ -382,6 +408,28 @@ def test_a_padding_mask_joins_its_softmax_on_cuda_alone():
         return len(lower(g, profile="ort").nodes)
 
     assert (launches("2, 1, 1, 6"), launches("2, 4, 6, 6"), launches("1, 1, 6, 6")) == (1, 1, 2)
+
+
+@pytest.mark.parametrize("name", [n for n in CASES if n.startswith(("Pad", "Relu", "SliceC"))])
+def test_what_is_rewritten_computes_the_same(name: str):
+    inputs, body, _ = CASES[name]
+    m = load(parsed(inputs, body))
+    rng = np.random.default_rng(4)
+    (x,) = m.graph.inputs
+    arrays = {**m.weights, x.name: rng.normal(size=x.type.shape).astype(np.float32)}
+    (plain,) = run(m.graph, arrays).values()
+    (found,) = run(lower(m.graph, profile="ort"), arrays).values()
+    np.testing.assert_allclose(found, plain, rtol=1e-5, atol=1e-6)
+
+
+def test_a_focus_is_two_launches():
+    """A transpose, and a gather of the order that YOLOX has; one in SpaceToDepth's own."""
+    counts = [
+        len(lower(load(parsed(*CASES[name][:2])).graph, profile="ort").nodes)
+        for name in CASES
+        if name.startswith("SliceConcat") and "corner" not in name
+    ]
+    assert counts == [2, 1]
 
 
 @pytest.mark.parametrize("factor", ["", "a = Mul (x, two)\n"])
