@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -178,5 +179,5 @@ def test_no_attribute_of_the_node_tests_is_refused():
             try:
                 load(changed)
             except ModelError as error:
-                assert "is not supported" not in error.what or name not in error.what, case.name
+                assert not re.search("the attribute .* is not supported", error.what), case.name
     assert tried > 1000

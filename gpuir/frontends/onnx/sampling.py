@@ -360,9 +360,9 @@ def window(first: float, second: float, third: float) -> Converter:
     def convert(n: OnnxNode, e: Emitter) -> Value:
         size = n.integer(0, "the size of the window")
         dtype = output_dtype(n)
+        period = size if n.attr("periodic", 1) else size - 1
 
         def compute() -> np.ndarray:
-            period = size if n.attr("periodic", 1) else size - 1
             angle = 2 * np.pi * np.arange(size) / max(period, 1)
             return cast(first - second * np.cos(angle) + third * np.cos(2 * angle), dtype)
 
