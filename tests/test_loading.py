@@ -233,7 +233,7 @@ def test_a_size_that_a_program_has_not_is_refused():
         assert graph.outputs[0].type.shape == (8, 4)
     with pytest.raises(gpuir.GpuirError, match="the value of a symbolic size is missing") as caught:
         gpuir.load(program)
-    assert "--dims rows=N" in str(caught.value)
+    assert "--dims rows=128" in str(caught.value)
     assert caught.value.found == "input: rowsx4"
     with pytest.raises(gpuir.GpuirError, match="two different values"):
         gpuir.load(program, dims={"rows": 8, "input.0": 9})
@@ -256,7 +256,7 @@ def test_the_sizes_of_a_saved_program_are_called_by_their_axes(tmp_path: Path):
     torch.export.save(torch.export.export(Two(), args, dynamic_shapes=shapes), path)
     with pytest.raises(gpuir.GpuirError, match="the value of a symbolic size is missing") as caught:
         gpuir.load(path)
-    assert caught.value.fix.startswith("--dims y.0=N, or --input x=2*s")
+    assert caught.value.fix.startswith("--dims y.0=128   (for example), or --input x=256x4")
     assert caught.value.found.endswith(" is y.0")
     for dims in ({"y.0": 6}, {"x.0": 12}, {"x.0": 12, "y.0": 6, "x.1": 4}):
         assert gpuir.load(path, dims=dims).inputs[0].type.shape == (12, 4)

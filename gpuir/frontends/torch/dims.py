@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from shlex import quote
 from typing import Any
 
 import torch
@@ -11,11 +14,13 @@ from sympy import Symbol  # torch, which brings it, writes sizes in it
 from torch.export import ExportedProgram
 
 from gpuir.frontends.torch.node import dtype_of
-from gpuir.frontends.torch.program import traced_inputs
+from gpuir.frontends.torch.program import OF_DATA, of_data, traced_inputs
 from gpuir.ir.errors import ModelError, nearest
 from gpuir.ir.types import TensorType, channels_last
 from gpuir.ops.strides import packed
 
+EACH = 8  # so many of those are asked for by name; more, by a pattern
+EXAMPLE = 128
 RUNS_ANYWAY = 2  # torch traces with sizes from 2 on, and runs the program with 0 and 1 all the same
 
 
@@ -24,7 +29,8 @@ class Dims:
     """The numbers that symbolic sizes stand for, and those that were asked for.
 
     A size has the name of its `Dim`, which a live program knows and a saved one does not; those of
-    its places, `x.0` for axis 0 of input x; and torch's, `s77`.
+    its places, `x.0` for axis 0 of input x; and torch's, `s77`. One that depends on the data has
+    torch's alone, `u0`, or a pattern of several, `u*`.
     """
 
     numbers: dict[str, int] = field(default_factory=dict[str, int])  # by torch's name, once bound
@@ -32,24 +38,77 @@ class Dims:
     channels_last: bool = False  # whether images are taken for converted
     labels: Mapping[str, str] = field(default_factory=dict[str, str])  # Dim's name for torch's
     places: Mapping[str, Sequence[str]] = field(default_factory=dict[str, Sequence[str]])
+    missing: dict[str, int] = field(default_factory=dict[str, int])  # examples of those not given
+    found: list[str] = field(default_factory=list[str])  # where those are
+    inputs: str = ""  # another way to give them
+    at: str = ""  # where the walk is
 
     def __call__(self, size: Any) -> int:
-        """A size as a number; ModelError when it depends on one not given."""
+        """A size as a number; with an example for one that is not given (`all_asked`)."""
         if isinstance(size, int):
             return size
-        expression = size.node.expr
-        free = {s: self.numbers[s.name] for s in expression.free_symbols if s.name in self.numbers}
-        self.used.update(s.name for s in free)
-        found = expression.subs(free)
-        if found.free_symbols:
-            unknown = sorted(s.name for s in found.free_symbols)
-            data = any(name.startswith("u") for name in unknown)
+        expression, env = size.node.expr, size.node.shape_env
+        ranges: Mapping[Any, Any] = env.var_to_range if env else {}
+        free = expression.free_symbols
+        return int(expression.subs({s: self._number(s.name, ranges.get(s)) for s in free}))
+
+    def _number(self, symbol: str, bounds: Any) -> int:
+        given = symbol if symbol in self.numbers else self._pattern(symbol)
+        if given is None:
+            if symbol not in self.missing and of_data(symbol):
+                self.found.append(f"{symbol}: {self.at}")
+            return self.missing.setdefault(symbol, within(EXAMPLE, bounds))
+        self.used.add(given)
+        number = self.numbers[given]
+        if of_data(symbol) and (possible := within(number, bounds)) != number:
             raise ModelError(
-                "a size depends on the data" if data else "the value of a symbolic size is missing",
-                found=f"{expression}, of {', '.join(unknown)}",
-                fix=" ".join(f"--dims {self.name(name)}=N" for name in unknown),
+                f"{symbol}={number} is outside the bounds that the program sets to this size",
+                expected=f"at {'least' if possible > number else 'most'} {possible}",
+                fix=as_option(self._of_data() | {given: possible}),
             )
-        return int(found)
+        return number
+
+    def _pattern(self, symbol: str) -> str | None:
+        """The pattern given, if one is, for a size that depends on the data."""
+        patterns = (given for given in self.numbers if "*" in given)
+        return next((p for p in patterns if of_data(symbol) and fnmatchcase(symbol, p)), None)
+
+    def _of_data(self) -> dict[str, int]:
+        """What is given for sizes that depend on the data."""
+        return {name: n for name, n in self.numbers.items() if of_data(name)}
+
+    @contextmanager
+    def all_asked(self) -> Generator[None]:
+        """One ModelError for all sizes without a number, with examples that the program takes. What
+        those lead to meanwhile is nobody's error."""
+        try:
+            yield
+        except Exception:
+            if not self.missing:
+                raise
+        if not self.missing:
+            return
+        data = [symbol for symbol in self.missing if of_data(symbol)]
+        if len(data) == len(self.missing):
+            what = "sizes depend on the data" if len(data) > 1 else "a size depends on the data"
+        else:
+            what = "the value of a symbolic size is missing"
+        names = {self.name(s): n for s, n in self.missing.items() if s not in data[EACH:]}
+        if more := len(data) - EACH if len(data) > EACH else 0:
+            what += "; a pattern gives many one number"
+            self.found[-more:] = [f"and {more} more"]
+            names = {n: x for n, x in names.items() if n not in data}
+            names["u*"] = min(self.missing[s] for s in data)
+        kept = {name: n for name, n in self._of_data().items() if name in self.used}
+        others = ", ".join(self.numbers.keys() - self.used)
+        rest = {name: n for name, n in (kept | names).items() if of_data(name)}
+        shapes = f"{as_option(rest) if rest else ''} {self.inputs}".strip() if self.inputs else ""
+        raise ModelError(
+            what,
+            expected=f"numbers for {', '.join(names)}, none of which is {others}" if others else "",
+            found="\n".join(self.found),
+            fix=", or ".join(filter(None, (example(kept | names), shapes))),
+        ) from None
 
     def name(self, symbol: str) -> str:
         """What a user best calls it."""
@@ -89,7 +148,7 @@ class Dims:
             pairs = zip(shapes[name], shape, strict=False)
             found = [known for size, number in pairs if (known := solved(size, number))]
             self.numbers = {**dict(found[::-1]), **self.numbers}
-        self._check_given(shapes)
+        self._note_missing(shapes)
         for name, number in asked.items():
             if name not in symbols and name in axes and self(axes[name]) != number:
                 raise self._not_taken(name, axes[name], number)
@@ -120,34 +179,29 @@ class Dims:
         sizes = [f"{self.name(symbol)}={n}" for symbol, n in self.numbers.items()]
         return ", ".join(sizes) or "no symbolic sizes"
 
-    def _check_given(self, shapes: Mapping[str, Sequence[Any]]) -> None:
+    def _note_missing(self, shapes: Mapping[str, Sequence[Any]]) -> None:
+        """For the error of `all_asked`: the inputs with sizes that are not given."""
         symbols = {
             name: {s.name for size in shape for s in symbols_of(size)}
             for name, shape in shapes.items()
         }
-        known = set[str]().union(*symbols.values())
-        missing = sorted(known - self.numbers.keys())
-        found = [name for name in shapes if symbols[name] & {*missing}]
+        missing = set[str]().union(*symbols.values()) - self.numbers.keys()
+        found = [name for name in shapes if symbols[name] & missing]
         if not found:
             return
-        others = ", ".join(self.numbers.keys() - known)
-        inputs = " ".join(f"--input {name}={self.written(shapes[name])}" for name in found)
-        lines = [", ".join(f"{name}: {self.written(shapes[name])}" for name in found)]
-        unnamed = [s for s in missing if s in self.places and s not in self.labels]
-        lines += [f"{s} is {', '.join(self.places[s])}" for s in unnamed]
-        raise ModelError(
-            "the value of a symbolic size is missing",
-            expected=f"numbers for these names, none of which is {others}" if others else "",
-            found="\n".join(lines),
-            fix=f"--dims {','.join(f'{self.name(s)}=N' for s in missing)}, or "
-            f"{inputs} with numbers in place of the names",
-        )
+        shown = {name: "x".join(str(self(n)) for n in shapes[name]) for name in found}
+        self.inputs = " ".join(f"--input {name}={shape}" for name, shape in shown.items())
+        self.found.append(", ".join(f"{name}: {self.written(shapes[name])}" for name in found))
+        unnamed = [s for s in sorted(missing) if s in self.places and s not in self.labels]
+        self.found += [f"{s} is {', '.join(self.places[s])}" for s in unnamed]
 
     def _check_ranges(self, program: ExportedProgram) -> None:
         """ModelError for a number beyond what the program was exported for."""
         for size, found in program.range_constraints.items():
             if not all(s.name in self.numbers for s in size.free_symbols):
                 continue
+            if all(of_data(s.name) for s in size.free_symbols):
+                continue  # checked where it is read
             number = int(size.subs({s: self.numbers[s.name] for s in size.free_symbols}))
             low = int(found.lower) if found.lower > RUNS_ANYWAY else 0
             high = int(found.upper) if found.upper.is_Integer else None
@@ -160,15 +214,17 @@ class Dims:
                 fix="export with a wider range: Dim(name, min=.., max=..)",
             )
 
-    def check_all_used(self) -> None:
-        """ModelError when a number is given for a size that the program has not."""
+    def check_all_used(self, live: bool) -> None:
+        """ModelError when a number is given for a size that the program has not. The sizes of a
+        `live` one are those of its arguments."""
         unknown = [name for name in self.numbers if name not in self.used]
         if unknown:
+            how = "change the arguments" if live else "export with dynamic_shapes"
             raise ModelError(
                 f"no symbolic size has the name {', '.join(unknown)}",
                 expected=", ".join(sorted(map(self.name, self.used)))
                 or "none: all sizes of the program are fixed",
-                fix="remove the option, or export with dynamic_shapes",
+                fix=f"remove {', '.join(unknown)}, or {how}",
             )
 
     def type(self, tensor: torch.Tensor) -> TensorType:
@@ -185,6 +241,24 @@ class Dims:
         return (
             last if converted or packed(type).strides != strides == packed(last).strides else type
         )
+
+
+def example(numbers: Mapping[str, int]) -> str:
+    """How to give these sizes, in numbers that stand for the user's."""
+    return f"{as_option(numbers)}   (for example)"
+
+
+def as_option(numbers: Mapping[str, int]) -> str:
+    """Sizes as the command line takes them."""
+    return f"--dims {quote(','.join(f'{name}={n}' for name, n in numbers.items()))}"
+
+
+def within(number: int, bounds: Any) -> int:
+    """The number, or the nearest one within bounds as torch has them."""
+    if bounds is None:
+        return number
+    low, high = (int(x) if x.is_Integer else None for x in (bounds.lower, bounds.upper))
+    return max(number if high is None else min(number, high), low or 0)
 
 
 def sizes_of(program: ExportedProgram) -> dict[str, tuple[Any, ...]]:

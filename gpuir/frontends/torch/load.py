@@ -89,7 +89,7 @@ def load(
     emit.builder.framework = "pytorch"
     sizes = Dims(dict(dims), channels_last=channels_last)
     walk = Walk(name, emit, sizes, strict, trip_counts=trip_counts)
-    with _placed(name, emit):
+    with _placed(name, emit), sizes.all_asked():
         if (train or joint) and is_quantised(made.module if isinstance(made, Program) else made):
             raise UsageError(
                 "a model with quantised weights cannot be trained",
@@ -118,7 +118,7 @@ def load(
             with kept_operands(exported) if train else nullcontext():
                 plain = functional(exported)
             model = _load(plain, walk)
-        walk.dims.check_all_used()
+        walk.dims.check_all_used(live=isinstance(made, Program))
         walk.check_trip_counts()
     model = replace(model, graph=with_layout(model.graph))
     return _annotated(model, made) if isinstance(made, Program) else model

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import logging
+import re
 import sys
 import warnings
 from collections.abc import Collection, Generator, Mapping
@@ -24,6 +25,8 @@ from gpuir.frontends.torch.subclasses import as_layers, read_elsewhere
 from gpuir.ir.errors import GpuirError, ModelError, UsageError, nearest, raised
 from gpuir.ir.graph import Role
 from gpuir.plugins import own_module
+
+OF_DATA = re.compile(r"u\d+")  # torch's names of sizes that it knows when the program runs
 
 
 @dataclass(frozen=True)
@@ -164,10 +167,16 @@ def is_built(path: str) -> bool:
     return bool(colon) and function.isidentifier() and named and module != "hf"
 
 
+def of_data(name: str) -> bool:
+    """Whether the name is one of sizes that depend on the data, or a pattern of such names."""
+    return bool(OF_DATA.fullmatch(name) or "*" in name)
+
+
 def built(path: str, dims: Mapping[str, int]) -> tuple[Program | ExportedProgram, dict[str, int]]:
     """What the function gives: a `Program`, a module with its arguments, a tuple of them, or those
     and a dictionary of keyword arguments, or what torch.export made of them. It is called with the
-    dimensions that it takes, by name; the others come back, for an exported program's symbols."""
+    dimensions that it takes, by name; the others come back, for an exported program's symbols, and
+    for sizes that depend on the data."""
     place, _, name = path.rpartition(":")
     module = own_module(place, path)
     build = getattr(module, name, None)
@@ -178,7 +187,7 @@ def built(path: str, dims: Mapping[str, int]) -> tuple[Program | ExportedProgram
         )
     parameters = inspect.signature(build).parameters
     free = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
-    taken = {name: size for name, size in dims.items() if free or name in parameters}
+    taken = {n: size for n, size in dims.items() if n in parameters or (free and not of_data(n))}
     left = {name: size for name, size in dims.items() if name not in taken}
     try:
         with redirect_stdout(sys.stderr):
@@ -186,8 +195,9 @@ def built(path: str, dims: Mapping[str, int]) -> tuple[Program | ExportedProgram
     except (Exception, SystemExit) as error:
         raise ModelError("the function failed", where=path, found=raised(error)) from error
     program = _program(made, path)
-    if left and isinstance(program, Program):
-        raise _not_taken(next(iter(left)), parameters, path)
+    unknown = [name for name in left if not of_data(name)]
+    if unknown and isinstance(program, Program):
+        raise _not_taken(unknown[0], parameters, path)
     return program, left
 
 

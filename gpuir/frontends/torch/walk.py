@@ -129,7 +129,8 @@ class Walk:
         kwargs: Any = fx.map_arg(node.kwargs, lambda n: known[n])
         target = node.target
         if self.depth == 0:
-            self.emit.builder.locs = (self.loc(launched(node)),)
+            self.dims.at = self.loc(launched(node))
+            self.emit.builder.locs = (self.dims.at,)
         try:
             if target is operator.getitem:
                 return item(*args)
