@@ -29,7 +29,7 @@ from gpuir.ir.errors import (
 )
 from gpuir.ir.graph import Graph, Level
 from gpuir.ir.verify import verify
-from gpuir.plugins import blamed, installed, load_point, place
+from gpuir.plugins import blamed, installed, load_point, own_module, place
 from gpuir.targets.profile import profile_of, under
 
 if TYPE_CHECKING:
@@ -151,6 +151,7 @@ def load(
         loaded = _load_onnx(source, options)
     else:
         loaded = _load_torch(source, options, step)
+    _check_not_empty(loaded.graph, options, path)
     step = step.of_outputs(loaded, path)
     say = warn or partial(warnings.warn, stacklevel=2)
     for text in loaded.warnings:
@@ -360,6 +361,25 @@ def _check_values(options: LoadOptions) -> None:
         options["args"] = (args,)
 
 
+def _check_not_empty(graph: Graph, options: LoadOptions, path: str) -> None:
+    """UsageError where a size of 0 leaves all inputs or all outputs without a cell. (A past of no
+    tokens does not, nor do the rows of an expert that nobody chooses.)"""
+    dims, shapes = options.get("dims", {}), options.get("inputs", {})
+    zeros = {f"{name}=0": f"--dims {name}=1" for name, n in dims.items() if n == 0}
+    for name, shape in shapes.items():
+        if 0 in shape:
+            ones = "x".join(str(n or 1) for n in shape)
+            zeros[f"{name}={'x'.join(map(str, shape))}"] = f"--input {name}={ones}"
+    ends = [[v.type.size for v in values] for values in (graph.inputs, graph.outputs)]
+    if zeros and 0 in ends[0] and not all(map(any, ends)):
+        raise UsageError(
+            f"{', '.join(zeros)} leaves nothing to compute",
+            where=path,
+            expected="sizes of at least 1",
+            fix=" ".join(zeros.values()),
+        )
+
+
 def _is_count(size: Any) -> bool:
     return hasattr(size, "__index__") and index(size) >= 0
 
@@ -434,6 +454,44 @@ def is_torch(path: str) -> bool:
     if os.path.exists(path):
         return os.path.isdir(path) or os.path.basename(path) == "config.json"
     return ":" in path and path.rpartition(":")[2].isidentifier()
+
+
+def _is_config(path: str) -> bool:
+    """Whether text that names a torch program names a Hugging Face config, or a folder with one."""
+    return path.startswith("hf:") or not (path.endswith(".pt2") or ":" in path)
+
+
+def _check_file(path: str) -> None:
+    """ModelError for a torch program whose file is not there, whatever could read it."""
+    file, fix = path.removeprefix("hf:"), ""
+    if _is_config(path):
+        fix = "gpuir does not download models: save the config.json of the model, and give its path"
+        file = os.path.join(file, "config.json") if os.path.isdir(file) else file
+    elif not path.endswith(".pt2"):
+        file = path.rpartition(":")[0]
+        if not file.endswith(".py"):
+            return  # a module, which Python finds
+    if not os.path.exists(file):
+        folder = os.path.dirname(os.path.abspath(file))
+        raise ModelError("no such file", where=file, found=folder, fix=fix)
+
+
+def _without_torch(model: Any) -> UsageError:
+    """What is to be installed for the program; its own error for one in a module that does not load
+    for another reason."""
+    path = model if isinstance(model, str) else ""
+    extra = "hf" if path and _is_config(path) else "torch"
+    if path and extra == "torch" and not path.endswith(".pt2"):
+        try:
+            own_module(path.rpartition(":")[0], path)
+        except UsageError as error:
+            if not isinstance(error.__cause__, ImportError) or error.__cause__.name != "torch":
+                return error
+    return UsageError(
+        "PyTorch is not installed",
+        where=path,
+        fix=f"pip install 'gpuir[{extra}]', or export the model to ONNX",
+    )
 
 
 OURS = ("", "onnx", "gir", "pt2", "json", "py")  # suffixes that no package reads in our place
@@ -526,10 +584,10 @@ def _functions_of(path: str) -> list[str]:
 
 
 def _load_torch(model: Any, options: LoadOptions, step: _Step) -> Model:
+    if isinstance(model, str):
+        _check_file(model)
     if find_spec("torch") is None:
-        raise UsageError(
-            "PyTorch is not installed", fix="pip install 'gpuir[torch]', or export to ONNX"
-        )
+        raise _without_torch(model)
     from gpuir.frontends.torch import hf, program
     from gpuir.frontends.torch.load import load as load_torch
 

@@ -440,3 +440,38 @@ def test_a_module_left_in_training_mode_is_told_of():
     gpuir.load(module.eval(), args=args, warn=said.append)
     gpuir.load(torch.nn.Linear(4, 4), args=args, warn=said.append)
     assert said == []
+
+
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [
+        ("none.pt2", "none.pt2: no such file"),
+        ("hf:none/config.json", "none/config.json: no such file"),
+        ("hf:meta-llama/Llama-3.1-8B", "gpuir does not download models: save the config.json"),
+        ("hf:empty", "empty/config.json: no such file"),
+        ("none.py:build", "none.py: no such file"),
+        ("none:build", "No module named 'none'"),
+        ("broken.py:build", "division by zero"),
+        ("there.pt2", "pip install 'gpuir[torch]'"),
+        ("there.py:build", "pip install 'gpuir[torch]'"),
+        ("hf:there", "pip install 'gpuir[hf]'"),
+        ("there/config.json", "pip install 'gpuir[hf]'"),
+        ("there", "pip install 'gpuir[hf]'"),
+    ],
+)
+def test_without_torch_what_is_not_there_is_said_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str, message: str
+):
+    monkeypatch.setitem(sys.modules, "torch", None)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.chdir(tmp_path)
+    for folder in ("there", "empty"):
+        (tmp_path / folder).mkdir()
+    for name in ("there.pt2", "there/config.json"):
+        (tmp_path / name).write_text("{}")
+    (tmp_path / "there.py").write_text("import torch\ndef build(): ...\n")
+    (tmp_path / "broken.py").write_text("1 / 0\n")
+    with pytest.raises(gpuir.GpuirError) as caught:
+        gpuir.load(path)
+    assert message in str(caught.value)
+    assert ("PyTorch" in str(caught.value)) == message.startswith("pip")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import sys
+from collections.abc import Iterator
 from typing import Any, ClassVar
 
 import click
@@ -20,6 +21,7 @@ SECTIONS = {
     "Set up the shell": ("completion",),
 }
 COMMANDS = tuple(name for names in SECTIONS.values() for name in names)
+ARGUMENTS = "gpuir.arguments"  # of the command line, as they were given
 WIDEST = 80  # columns of a help text
 BUG, INTERRUPTED, BROKEN_PIPE = 70, 130, 141
 
@@ -48,6 +50,10 @@ class Commands(Lazy):
             click.echo(f"gpuir: cannot write to stdout: {error.strerror}", err=True)
             sys.exit(2)
 
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        ctx.meta[ARGUMENTS] = [*args]
+        return super().parse_args(ctx, args)
+
     def invoke(self, ctx: click.Context) -> Any:
         """Errors of the user's end with 2 and a message; ours with 70, and a request to tell us."""
         from gpuir.cli.output import listen
@@ -59,6 +65,18 @@ class Commands(Lazy):
                 return super().invoke(ctx)
         except click.MissingParameter as error:
             raise _with_example(error) from error
+        except click.NoSuchOption as error:
+            from gpuir.cli import meant
+
+            message = meant.option(error, ctx.meta[ARGUMENTS], self._having(ctx, error.option_name))
+            raise click.UsageError(message, error.ctx) from error
+        except click.UsageError as error:
+            if type(error) is click.UsageError and "argument" in error.message:
+                from gpuir.cli import meant
+
+                message = meant.extra(error, ctx.meta[ARGUMENTS])
+                raise click.UsageError(message, error.ctx) from error
+            raise
         except (click.ClickException, click.Abort, click.exceptions.Exit):
             raise
         except KeyboardInterrupt:
@@ -74,6 +92,13 @@ class Commands(Lazy):
             if ctx.params["debug"] or _is_of_stdout(error):
                 raise
             ctx.exit(_complain(error))
+
+    def _having(self, ctx: click.Context, option: str) -> Iterator[str]:
+        """The commands that have an option."""
+        for name in COMMANDS:
+            command = self.get_command(ctx, name)
+            if command and any(option in parameter.opts for parameter in command.params):
+                yield name
 
 
 def _with_example(error: click.MissingParameter) -> click.UsageError:

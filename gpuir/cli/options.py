@@ -6,7 +6,7 @@ import logging
 import re
 from collections.abc import Callable
 from functools import reduce, wraps
-from math import isfinite
+from math import isfinite, nan
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import click
@@ -40,14 +40,24 @@ class Assignments(click.ParamType):  # type: ignore[type-arg]
             return cast(tuple[tuple[str, Any], ...], value)
         found: list[tuple[str, Any]] = []
         for part in value.split(",") if self.many else [value]:
+            if not part.strip() and found:
+                self.fail("nothing stands behind a comma: leave out spaces", param, ctx)
             name, equals, text = part.rpartition("=")
             if not equals or not name.strip():
                 self.fail(f"{shorter(part)!r} is not like {self.name}", param, ctx)
             try:
-                found.append((name.strip(), self.read(text.strip())))
-            except ValueError:
-                self.fail(f"{shorter(part)!r} is not like {self.name}", param, ctx)
+                given = name.strip(), self.read(text.strip())
+            except ValueError as error:
+                why = f": {error}" if isinstance(error, NoExtent) else ""
+                self.fail(f"{shorter(part)!r} is not like {self.name}{why}", param, ctx)
+            if (before := dict(found).get(given[0], given[1])) != given[1]:
+                self.fail(f"{given[0]} has two values: {before} and {given[1]}", param, ctx)
+            found.append(given)
         return tuple(found)
+
+
+class NoExtent(ValueError):
+    """Why a text is no extent."""
 
 
 def extent(text: str) -> int:
@@ -57,14 +67,29 @@ def extent(text: str) -> int:
     if text.isdecimal() and len(text.lstrip("0")) > len(str(MOST_EXTENT)):
         value = MOST_EXTENT + 1  # and Python turns no more than some thousand digits into a number
     else:
-        value = int(text)
+        value = whole(text)
     if value > MOST_EXTENT:
         raise UsageError(
             "an impossible size", expected=f"at most {MOST_EXTENT:,}", found=shorter(text)
         )
     if value < 0:
-        raise ValueError
+        raise NoExtent("it is below 0")
     return value
+
+
+def whole(text: str) -> int:
+    """A whole number; NoExtent says how to write one that is not written so."""
+    try:
+        return int(text)
+    except ValueError:
+        pass
+    try:
+        number = float(text)
+    except ValueError:
+        number = nan
+    if number.is_integer() and abs(number) <= MOST_EXTENT:
+        raise NoExtent(f"write {int(number)}")
+    raise NoExtent("it has to be a whole number")
 
 
 def shorter(text: str) -> str:

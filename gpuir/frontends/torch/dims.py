@@ -14,7 +14,7 @@ from sympy import Symbol  # torch, which brings it, writes sizes in it
 from torch.export import ExportedProgram
 
 from gpuir.frontends.torch.node import dtype_of
-from gpuir.frontends.torch.program import OF_DATA, of_data, traced_inputs
+from gpuir.frontends.torch.program import of_data, traced_inputs
 from gpuir.ir.errors import ModelError, nearest
 from gpuir.ir.types import TensorType, channels_last
 from gpuir.ops.strides import packed

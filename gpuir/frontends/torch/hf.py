@@ -392,18 +392,37 @@ class Sizes:
     device: str = "meta"
     read: set[str] = field(default_factory=set[str])
     assumed: list[str] = field(default_factory=list[str])
+    missing: dict[str, int] = field(default_factory=dict[str, int])  # an example of each
 
     def __call__(self, name: str, default: int | None = None) -> int:
+        """A size; with an example for one that nothing says (`require`)."""
         self.read.add(name)
         value = self.given.get(name, 1 if name == "batch" else default)
         if value is None:
+            most = self.of_config("max_position_embeddings") if name in ("seq", "target") else None
+            most = most if isinstance(most, int) and most > 0 else EXAMPLES[name]
+            return self.missing.setdefault(name, min(EXAMPLES[name], most))
+        if value < 1:
             raise UsageError(
-                f"the size {name!r} is missing",
+                f"{name}={value} leaves nothing to compute",
                 where=self.where,
-                found=", ".join(f"{given}={n}" for given, n in self.given.items()),
-                fix=f"--dims {name}=N",
+                expected="at least 1",
+                fix=f"--dims {name}=1",
             )
         return value
+
+    def require(self) -> None:
+        """UsageError for sizes that nothing says, all at once."""
+        if self.missing:
+            names = ", ".join(map(repr, self.missing))
+            several = len(self.missing) > 1
+            sizes = {name: n for name, n in self.given.items() if name in self.read} | self.missing
+            raise UsageError(
+                f"the sizes {names} are missing" if several else f"the size {names} is missing",
+                where=self.where,
+                found=", ".join(f"{given}={n}" for given, n in self.given.items()),
+                fix=f"--dims {','.join(f'{x}={n}' for x, n in sizes.items())}   (for example)",
+            )
 
     def of_config(self, *names: str) -> Any:
         """The first of these keys that the config, or the one of its vision or audio half, has."""
@@ -446,7 +465,7 @@ class Sizes:
             padding = -1 if table.padding_idx is None else table.padding_idx
             first = getattr(table, "offset", padding + 1)  # RoBERTa's stand behind the padding's
             room, wanted = table.num_embeddings - first, past + n
-            if wanted > room:
+            if wanted > room and not self.missing:
                 raise ModelError(
                     "there are more tokens than position embeddings in the model",
                     where=self.where,
@@ -468,6 +487,8 @@ class Sizes:
         return height, self("width", width or height)
 
 
+EXAMPLES = {"seq": 128, "target": 32, "height": 224, "width": 224, "choices": 4}
+EXAMPLES |= {"frames": 3000, "samples": 16000}  # of sound: 30 s at 100 a second, 1 s at 16 kHz
 POSITIONS = ("wpe", "embed_positions", "position_embeddings", "position_embedding")
 HALVES = ("vision", "audio", "text")
 
@@ -534,6 +555,7 @@ def inputs_of(model: Any, sizes: Sizes, task: str | None, train: bool) -> dict[s
         found |= {name: label(model, sizes, shape) for name, shape in labels.items()}
         if "next_sentence_label" in takes:  # without it BERT's pretraining has no loss
             found["next_sentence_label"] = sizes.empty((sizes("batch"),), torch.int64)
+    sizes.require()
     return found
 
 
@@ -629,12 +651,15 @@ def step(
     words = "decoder_input_ids" if size == "target" else "input_ids"
     past, batch = past or 0, sizes("batch")
     new = sizes.tokens(size, 1 if phase == "decode" else None, past)
+    if size != "target":
+        sizes.require()
     sizes.check_positions(model, size, new, past)
     run = model.forward
     takes = signature(run).parameters
     first = {words: sizes.empty((batch, 1), torch.int64)}
     if size == "target":
         first = made_up(model, [model.main_input_name], sizes) | first
+        sizes.require()
         if "seq" in sizes.read:
             sizes.check_positions(model, "seq", sizes("seq"))
     fill = as_run(run, (*first, "use_cache"), windows=True)  # BART's own mask asks for numbers

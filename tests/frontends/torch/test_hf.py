@@ -318,7 +318,7 @@ WRONG: list[tuple[dict[str, Any], dict[str, Any], type[GpuirError], str]] = [
     ({"hidden_size": "wide"}, {}, ModelError, "does not accept the config"),
     ({"num_attention_heads": 0}, {}, ModelError, "does not accept the config"),
     ({"vocab_size": -1}, {}, ModelError, "cannot be built from the config"),
-    ({}, {"dims": {}}, UsageError, "--dims seq=N"),
+    ({}, {"dims": {}}, UsageError, "--dims seq="),
     ({}, {"dims": {"sek": 4}}, UsageError, "found:    sek=4"),
     ({}, {"dims": {"seq": 4, "target": 4}}, UsageError, "no dimension 'target'"),
     ({}, {"task": "casual-lm"}, UsageError, "did you mean causal-lm"),
@@ -355,9 +355,22 @@ def test_what_cannot_be(
     assert text in str(caught.value)
 
 
+def test_all_sizes_are_asked_at_once_and_the_fix_works(tmp_path: Path):
+    path = config(tmp_path, T5)
+    with pytest.raises(UsageError, match="'seq', 'target' are missing") as caught:
+        gpuir.load(path, dims={"batch": 3, "sek": 4})
+    sizes = caught.value.fix.removeprefix("--dims ").partition(" ")[0]
+    dims = {name: int(n) for name, n in (size.split("=") for size in sizes.split(","))}
+    assert dims.keys() == {"batch", "seq", "target"}
+    gpuir.load(path, dims=dims)
+    for name in dims:
+        with pytest.raises(UsageError, match=f"{name}=0 leaves nothing to compute"):
+            gpuir.load(path, dims=dims | {name: 0})
+
+
 @pytest.mark.parametrize(
     ("content", "text"),
-    [(None, "cannot read"), ("{", "not a JSON file"), ("[]", "no model_type")],
+    [(None, "no such file"), ("{", "not a JSON file"), ("[]", "no model_type")],
 )
 def test_files_that_are_no_config(content: str | None, text: str, tmp_path: Path):
     file = tmp_path / "config.json"
@@ -450,7 +463,7 @@ def test_what_decoding_behind_an_encoder_needs(tmp_path: Path):
     with pytest.raises(ModelError, match="--past 47"):
         gpuir.load(path, phase="decode", past=48)
     path = config(tmp_path, T5)
-    with pytest.raises(UsageError, match="--dims seq=N"):
+    with pytest.raises(UsageError, match="--dims seq=128 "):
         gpuir.load(path, phase="decode", past=20)
     with pytest.raises(UsageError, match="prefill is not supported"):
         gpuir.load(path, phase="prefill", dims={"seq": 40, "target": 4})
