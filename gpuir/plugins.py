@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib.util
+import logging
 import sys
+import warnings
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -98,14 +100,8 @@ def own_module(name: str, where: str) -> ModuleType:
     path of a `.py` file, which may import what lies beside it, as when Python runs it. UsageError,
     with what its own code says, where it does not load."""
     try:
-        if name.endswith(".py"):
-            return _from_file(Path(name))
-        if "" not in sys.path and str(Path.cwd()) not in sys.path:
-            sys.path.insert(0, str(Path.cwd()))
-        module = importlib.import_module(name)
-        if module.__file__:
-            note_input(module.__file__)
-        return module
+        with unwarned():
+            return _own_module(name)
     except (Exception, SystemExit) as error:  # it may fail in any way
         raise UsageError(
             "the module cannot be loaded",
@@ -113,6 +109,30 @@ def own_module(name: str, where: str) -> ModuleType:
             expected="a module that Python can import from here, or the path of a .py file",
             found=raised(error),
         ) from error
+
+
+def _own_module(name: str) -> ModuleType:
+    if name.endswith(".py"):
+        return _from_file(Path(name))
+    if "" not in sys.path and str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))
+    module = importlib.import_module(name)
+    if module.__file__:
+        note_input(module.__file__)
+    return module
+
+
+@contextmanager
+def unwarned() -> Generator[None]:
+    """Of what a user's code imports, libraries warn of nothing: our own message is to be seen."""
+    before = logging.root.manager.disable
+    logging.disable(max(before, logging.WARNING))
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(before)
 
 
 def _from_file(path: Path) -> ModuleType:

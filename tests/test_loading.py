@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections import Counter
 from collections.abc import Callable
@@ -475,3 +476,24 @@ def test_without_torch_what_is_not_there_is_said_first(
         gpuir.load(path)
     assert message in str(caught.value)
     assert ("PyTorch" in str(caught.value)) == message.startswith("pip")
+
+
+def test_what_libraries_warn_of_does_not_stand_above_our_message(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    pytest.importorskip("torch", reason="PyTorch is not installed")
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    (tmp_path / "noisy.py").write_text(
+        "import logging, warnings\n"
+        "def warn(when):\n"
+        "    logging.getLogger('some.library').warning('heard while %s', when)\n"
+        "    warnings.warn(f'heard while {when}')\n"
+        "warn('loading')\n"
+        "def build():\n"
+        "    warn('building')\n"
+        "    raise ValueError('no')\n"
+    )
+    with pytest.raises(gpuir.GpuirError, match="ValueError: no"):
+        gpuir.load(f"{tmp_path}/noisy.py:build")
+    assert "heard" not in "".join(capfd.readouterr())
+    assert logging.root.manager.disable == 0

@@ -487,8 +487,15 @@ class Sizes:
         return height, self("width", width or height)
 
 
-EXAMPLES = {"seq": 128, "target": 32, "height": 224, "width": 224, "choices": 4}
-EXAMPLES |= {"frames": 3000, "samples": 16000}  # of sound: 30 s at 100 a second, 1 s at 16 kHz
+EXAMPLES = {
+    "seq": 128,
+    "target": 32,
+    "height": 224,
+    "width": 224,
+    "choices": 4,
+    "frames": 3000,  # of sound: 30 s at 100 a second
+    "samples": 16000,  # 1 s at 16 kHz
+}
 POSITIONS = ("wpe", "embed_positions", "position_embeddings", "position_embedding")
 HALVES = ("vision", "audio", "text")
 

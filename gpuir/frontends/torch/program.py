@@ -24,7 +24,7 @@ from gpuir.frontends.torch import masks
 from gpuir.frontends.torch.subclasses import as_layers, read_elsewhere
 from gpuir.ir.errors import GpuirError, ModelError, UsageError, nearest, raised
 from gpuir.ir.graph import Role
-from gpuir.plugins import own_module
+from gpuir.plugins import own_module, unwarned
 
 OF_DATA = re.compile(r"u\d+")  # torch's names of sizes that it knows when the program runs
 
@@ -190,7 +190,7 @@ def built(path: str, dims: Mapping[str, int]) -> tuple[Program | ExportedProgram
     taken = {n: size for n, size in dims.items() if n in parameters or (free and not of_data(n))}
     left = {name: size for name, size in dims.items() if name not in taken}
     try:
-        with redirect_stdout(sys.stderr):
+        with redirect_stdout(sys.stderr), unwarned():
             made = build(**taken)
     except (Exception, SystemExit) as error:
         raise ModelError("the function failed", where=path, found=raised(error)) from error

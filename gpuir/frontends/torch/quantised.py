@@ -52,6 +52,9 @@ class Quantisation:
     cache: str | None = None  # the numbers in which keys and values are kept
 
 
+REMOVE = 'remove "quantization_config" from the config to analyse the model in its own data type'
+
+
 @dataclass(frozen=True)
 class Keys:
     """A part of the config, read with the types that its keys must have."""
@@ -71,6 +74,7 @@ class Keys:
                 where=self.where,
                 expected=wanted,
                 found=repr(value)[:80],
+                fix=REMOVE,
             )
         return value
 
@@ -104,8 +108,7 @@ class Keys:
             where=self.where,
             expected=expected,
             found=found,
-            fix='remove "quantization_config" from the config to analyse the '
-            "model in its own data type",
+            fix=REMOVE,
         )
 
 
@@ -407,6 +410,12 @@ TORCHAO: dict[str, Callable[[Keys, nn.Module], Scheme]] = {
     "Float8WeightOnlyConfig": lambda keys, model: Scheme(Weights(F8)),
     "Float8DynamicActivationFloat8WeightConfig": lambda keys, model: Scheme(Weights(F8), F8),
 }
+# names of functions, all that transformers 4's TorchAoConfig took up to torchao 0.9; 5 takes none
+OLD_TORCHAO = {
+    "int4_weight_only": "Int4WeightOnlyConfig",
+    "int8_weight_only": "Int8WeightOnlyConfig",
+    "int8_dynamic_activation_int8_weight": "Int8DynamicActivationInt8WeightConfig",
+}
 
 
 def int4(keys: Keys, model: nn.Module) -> Scheme:
@@ -427,7 +436,17 @@ def int8(keys: Keys, model: nn.Module, inputs: torch.dtype | None) -> Scheme:
 
 
 def torchao(keys: Keys, model: nn.Module) -> Quantisation:
-    """One config for all layers, as torchao writes it: `{"default": {"_type": .., ..}}`."""
+    """One config for all layers, as torchao writes it: `{"default": {"_type": .., ..}}`, or its
+    older name with its arguments beside it."""
+    name = keys.data.get("quant_type")
+    if isinstance(name, str):
+        if name not in OLD_TORCHAO:
+            raise keys.refused(
+                f"torchao's quant_type {name[:40]!r}", name[:80], ", ".join(OLD_TORCHAO)
+            )
+        given = keys.get("quant_type_kwargs", dict, {})
+        config = {"_type": OLD_TORCHAO[name], "_data": {"version": 1, **given}}
+        keys = Keys({**keys.data, "quant_type": {"default": config}}, keys.where)
     outer = keys.part("quant_type") or Keys({}, keys.where)
     only = outer.part("default")
     kind = only.get("_type", str) if only and len(outer.data) == 1 else None

@@ -116,9 +116,10 @@ def test_an_error_in_the_users_module_has_its_line(text: str, tmp_path: Path):
 
 
 def test_modules_that_are_not_there(tmp_path: Path):
-    for path in ("no.such.module:build", f"{tmp_path}/none.py:build"):
-        with pytest.raises(UsageError, match="cannot be loaded"):
-            gpuir.load(path)
+    with pytest.raises(UsageError, match="cannot be loaded"):
+        gpuir.load("no.such.module:build")
+    with pytest.raises(ModelError, match="no such file"):
+        gpuir.load(f"{tmp_path}/none.py:build")
 
 
 @pytest.mark.parametrize(

@@ -88,6 +88,18 @@ CASES: dict[str, tuple[Keys, float]] = {
         {"quant_method": "torchao", "quant_type": {"default": TORCHAO}},
         LAYER * (0.5 + 4 / 128),
     ),
+    "torchao 4.52": (
+        {
+            "quant_method": "torchao",
+            "quant_type": "int4_weight_only",
+            "quant_type_kwargs": {"group_size": 64},
+        },
+        LAYER * (0.5 + 4 / 64),
+    ),
+    "torchao 4.52 int8": (
+        {"quant_method": "torchao", "quant_type": "int8_weight_only"},
+        LAYER + 2 * ROWS,
+    ),
     "hqq": ({"quant_method": "hqq", "nbits": 4, "group_size": 64}, LAYER * (0.5 + 4 / 64)),
     "eetq": ({"quant_method": "eetq", "weights": "int8"}, LAYER + 2 * ROWS),
     "modelopt": ({"quant_method": "modelopt", "quant_algo": "FP8"}, LAYER + 7 * 8),
@@ -293,6 +305,7 @@ WRONG: list[tuple[Any, str]] = [
         {"quant_method": "torchao", "quant_type": {"default": {"_type": "Int1"}}},
         "quant_type 'Int1'",
     ),
+    ({"quant_method": "torchao", "quant_type": "autoquant"}, "quant_type 'autoquant'"),
     (group({"num_bits": 4, "type": "float", "group_size": 16}), "4-bit float weights"),
     (group(FLOAT8, {"num_bits": 8, "type": "int"}), "float8_e4m3fn weights times int8 inputs"),
     ({"quant_method": "mxfp4"}, "quantises no layer"),
