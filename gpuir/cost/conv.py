@@ -40,6 +40,8 @@ FILTERS = 32.0
 IMAGES = 16.0
 BATCHED = ((32.0, 128.0), (64.0, 64.0), (128.0, 64.0))
 
+FEWEST = 36 / 144  # products that F(4x4, 3x3) has, of those of the windows
+
 # Channels a group from which products are shared between threads.
 FEW_CHANNELS = 8.0
 
@@ -110,11 +112,23 @@ def _shared(
     few = 1.0 * (work.extents["b"] > 1) * (work.extents["k"] < FEW_CHANNELS * window.taps)
     best = _faster(s, _implicit(s, work, tiles, target, p, rate), direct, few)
     if work.dtype == f32:
-        dense = (window.stride == 1) * (window.dilation == 1)
-        dense = dense * (window.widest == 3) * (window.taps == 9)
         for way in (_fused(s, work, target, p, rate), _passes(s, work, target, p, rate)):
-            best = _faster(s, best, way, 1.0 * dense)
+            best = _faster(s, best, way, 1.0 * _has_fewer(window))
     return best
+
+
+def _has_fewer(window: ConvShape) -> Number:
+    """Whether there are algorithms with fewer products than a window has cells."""
+    dense = (window.stride == 1) * (window.dilation == 1)
+    return dense * (window.widest == 3) * (window.taps == 9)
+
+
+def least_share(s: Sheet, work: Work) -> Number:
+    """The share of its flops that the algorithm of a kernel does at least: all, but of an f32
+    convolution with a window of 3 x 3 the 36 of 144 products that F(4x4, 3x3) has."""
+    if not isinstance(work.detail, ConvShape) or work.dtype != f32:
+        return 1.0
+    return s.xp.where(_has_fewer(work.detail) > 0, FEWEST, 1.0)
 
 
 def _slower(
@@ -150,14 +164,21 @@ def _gemm(
 
 
 def _products(
-    target: Target, p: Mapping[str, Number], rate: Number, m: Number, n: Number, depth: Number
+    target: Target,
+    p: Mapping[str, Number],
+    rate: Number,
+    m: Number,
+    n: Number,
+    depth: Number,
+    each: int = f32.multiply_add,
 ) -> Number:
     """Seconds of the products of a tile of m by n, `depth` deep, on one SM, its loads among them.
 
-    Each operand cell costs issue slots, for m n multiply-adds m + n of them.
+    Each operand cell costs issue slots, for m n multiply-adds m + n of them. Of those, `each` takes
+    so many operations.
     """
     slots = 1 + p["load slots"] * (1 / m + 1 / n)
-    return 2 * m * n * depth * slots * target.sms / rate
+    return each * m * n * depth * slots * target.sms / rate
 
 
 def _shape(s: Sheet, work: Work) -> tuple[Number, Number, Number, Number, Number]:
@@ -176,9 +197,10 @@ def _implicit(
     b, m, n, k = (work.extents[d] for d in "bmnk")
     tm, tn = tiles.along("m", work, s), tiles.along("n", work, s)
     count = s.put("blocks", b * s.xp.ceil(m / tm) * s.xp.ceil(n / tn))
-    compute = _gemm(s, target, p, "implicit gemm", count, _products(target, p, rate, tm, tn, k))
+    products = _products(target, p, rate, tm, tn, k, work.multiply_add)
+    compute = _gemm(s, target, p, "implicit gemm", count, products)
     memory = work.nbytes / (target.dram_bytes_per_s * p["dram share"])
-    flops = 2 * count * tm * tn * k
+    flops = work.multiply_add * count * tm * tn * k
     return _way(s, "implicit gemm", work, target, p, compute, memory, flops, p["start"])
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from gpuir.cost.sheet import Number
-from gpuir.ops.scalar import SCALARS
+from gpuir.ir.types import DType, f32
+from gpuir.ops.scalar import SCALARS, made_of
 
 # Instructions a scalar function costs on the lanes, where that is not its count of flops. Assumed
 # from the usual implementations: division and roots by a special-function unit at a quarter rate
@@ -18,6 +19,7 @@ LANE_OPS: dict[str, float] = {
     **dict.fromkeys(("sigmoid", "silu", "softplus", "elu", "mish"), 18.0),
     **dict.fromkeys(("gelu", "gelu_tanh"), 20.0),
     "tanh": 16.0,
+    "hypot": 12.0,  # two products, their sum and its root, and a scale that keeps it in range
     **dict.fromkeys(("mod", "fmod"), 16.0),
     **dict.fromkeys(("atan2", "erfinv"), 24.0),
     **dict.fromkeys(("lgamma", "lgamma_gradient"), 40.0),
@@ -52,9 +54,10 @@ PLACE_LANE_OPS = 130.0
 DEQUANTISE_LANE_OPS = 2.0  # assumed: a stored weight unpacked and scaled, two to an instruction
 
 
-def lane_ops(fn: str) -> float:
+def lane_ops(fn: str, dtype: DType = f32) -> float:
     """Instructions that a scalar function costs a cell on a GPU's lanes."""
-    return LANE_OPS.get(fn, SCALARS[fn].flops)
+    parts = made_of(fn, dtype)
+    return sum(n * LANE_OPS.get(part, float(SCALARS[part].flops)) for part, n in parts.items())
 
 
 def simd_ops(maps: Iterable[tuple[str, Number]]) -> Number:

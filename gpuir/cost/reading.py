@@ -355,7 +355,7 @@ def _contraction(op: k.Gemm | k.Conv | k.Attention, space: Space) -> Work:
         else:
             kind = op.library
     else:
-        products = 2 * space.points
+        products = op.compute_dtype.multiply_add * space.points
         kind = _scales(op)
         if kind != "block scales":  # whose measurements have them in the steps
             extra += _lane_ops(op.prologue)
@@ -535,7 +535,9 @@ def _lane_ops(body: Graph | None) -> float:
         match node.op:
             case t.Map(fn=fn, imm=imm):
                 each = POWERS.get(imm[0]) if fn == "pow" and len(imm) == 1 else None
-                total += (lane_ops(fn) if each is None else each) * node.results[0].type.size
+                if each is None or node.op.args[0].type.dtype.is_complex:
+                    each = lane_ops(fn, node.op.args[-1].type.dtype)
+                total += each * node.results[0].type.size
             case t.Cast() | t.Bitcast():
                 total += node.results[0].type.size
             case t.Softmax(x=x):

@@ -16,7 +16,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from gpuir.cost.family import Family, Terms
+from gpuir.cost.family import Family, Terms, fastest
 from gpuir.cost.nest import Tiles
 from gpuir.cost.sheet import Factor, Number, Sheet
 from gpuir.cost.work import Work
@@ -200,7 +200,8 @@ def _busy_s(
     slots = slots * xp.where(cut.slices > 1.0, p["sliced slots"], 1.0)
     slots = s.put("issue slots a product", slots)
     busy = s.put("lanes with warps", lanes_used(s, cut.most, tiles.warps, target))
-    product_s = 2.0 * tm * tn * STEP * sms * slots / (peak * p["lane share"] * busy)
+    flops = float(work.multiply_add) * tm * tn * STEP
+    product_s = flops * sms * slots / (peak * p["lane share"] * busy)
     wait_s = p["step clocks"] / clock / (together * cut.slices)
     step_s = (product_s ** p["hiding"] + wait_s ** p["hiding"]) ** (1.0 / p["hiding"])
     tile_bytes = work.operands[-1].cell_bytes * tm * tn
@@ -299,7 +300,7 @@ def _slower(
     k, tm, tn = cut.extents[3], tiles.dims["m"], tiles.dims["n"]
     flop_pj = _of_isa(JOULES, target.isa) * p["joules"] * max(work.dtype.bits, 16) / 32
     picojoules = (
-        2.0 * cut.whole * tm * tn * k * flop_pj
+        float(work.multiply_add) * cut.whole * tm * tn * k * flop_pj
         + l2_bytes * p["l2 joules"] * flop_pj
         + dram_bytes * p["dram joules"]
     )
@@ -476,6 +477,11 @@ BATCH = {
     "": Kernels(((128, 128, 1, 8, 2, 0.0, 0.0, 1.0, 0.0),)),
 }
 
+# cuBLAS's kernels of complex numbers: columns, rows, parts of a step and warps. The tiles are those
+# in the names that public profiles have (maxwell_cgemm_64x64_tn, volta_cgemm_64x32_tn,
+# ampere_cgemm_32x64_nn, ampere_cgemm_32x32_tn); warps and which is taken, the fastest, are assumed.
+COMPLEX = ((64, 64, 1, 4), (64, 32, 1, 4), (32, 64, 1, 4), (32, 32, 1, 2))
+
 # Thin products have kernels of their own, whose names the table does not hold: it has no product
 # of one row, and no batch of 16 rows or fewer. Assumed: columns, rows, slices and warps.
 # How cuBLAS shares out a vector's k is assumed too: where that is faster.
@@ -501,6 +507,8 @@ def _columns(known: Kernels, splits: bool) -> tuple[np.ndarray, ...]:
 def candidates(work: Work, target: Target) -> Tiles:
     """The library's kernels for this architecture, without a split."""
     n, m, slices, warps, *_ = _columns(_of_isa(SINGLE, target.isa), False)
+    if work.dtype.is_complex:
+        n, m, slices, warps = np.array(COMPLEX, float).T
     return Tiles({"b": 1.0, "m": m, "n": n, "k": STEP * slices}, 2.0, warps, 1.0)
 
 
@@ -509,7 +517,10 @@ def choose(work: Work, target: Target, p: Mapping[str, Number]) -> Tiles:
     shape = np.shape(work.points)
     rows = work.each(lambda n: np.broadcast_to(np.asarray(n, float), shape))
     single = rows.extents["b"] <= 1
-    if single.all():
+    if rows.dtype.is_complex:
+        best = fastest(seconds, rows, candidates(rows, target), target, p)
+        taken = (best.dims["n"], best.dims["m"], best.dims["k"] / STEP, best.warps, best.split)
+    elif single.all():
         taken = cheapest(rows, _of_isa(SINGLE, target.isa), target, True, p)
     else:
         taken = cheapest(rows, _of_isa(BATCH, target.isa), target, False, p)

@@ -33,6 +33,7 @@ from gpuir.cost.work import (
 )
 from gpuir.ir.errors import UsageError
 from gpuir.ir.types import DType, f32
+from gpuir.ops.scalar import flops_of
 
 _where: Callable[..., Number] = np.where
 
@@ -71,8 +72,8 @@ def gemm(
         dims=(("b", b), ("m", m), ("n", n), ("k", depth)),
         reduced=("k",),
         operands=tuple(operands),
-        flops=2 * b * m * n * depth + lane_ops,
-        products=2 * b * m * n * depth,
+        flops=dtype.multiply_add * b * m * n * depth + bias * flops_of("add", dtype) * b * m * n,
+        products=dtype.multiply_add * b * m * n * depth,
         lane_ops=lane_ops,
         dtype=dtype,
         pipe="tensor",
@@ -119,8 +120,8 @@ def conv(
             Operand(("b", "n", "k"), cell, groups * n * depth * cell, "staged"),
             Operand(("b", "m", "n"), cell, batch * filters * cells_out * cell, "written"),
         ),
-        flops=2 * groups * m * n * depth + lane_ops,
-        products=2 * groups * m * n * depth,
+        flops=dtype.multiply_add * groups * m * n * depth,
+        products=dtype.multiply_add * groups * m * n * depth,
         lane_ops=lane_ops,
         dtype=dtype,
         pipe="vector" if narrow else "tensor",
@@ -248,8 +249,9 @@ def pointwise(
 
 def mapped(fn: str, cells: Number, reads: Sequence[DType], out: DType) -> Work:
     """A map of one scalar function."""
-    found = pointwise(cells, reads, (out,), ops=lane_ops(fn))
-    return replace(found, simd_ops=simd_ops([(fn, cells)]))
+    found = pointwise(cells, reads, (out,), ops=lane_ops(fn, reads[-1]))
+    flops = flops_of(fn, reads[-1]) * cells
+    return replace(found, flops=flops, simd_ops=simd_ops([(fn, cells)]))
 
 
 def rows(

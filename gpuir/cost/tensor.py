@@ -242,7 +242,7 @@ def _step(
     inner = p["halved share" if is_halved(target, work.rate_dtype) else "compute share"]
     if work.kind == "plugin" and unit != "mma" and not work.dtype.is_float:
         inner = inner * p["plugin share"]
-    products = 2.0 * tm * tn * tk * target.sms / (peak * inner)
+    products = float(work.multiply_add) * tm * tn * tk * target.sms / (peak * inner)
     products = s.put("products of a step", products, "s", "at the rate of the inner loop")
     sm_rate = p["sm bytes"] * target.clock_hz
     loads = _stage_bytes(work, tm, tn, tk) / xp.minimum(sm_rate, l2_rate) * _misaligned(s, work)

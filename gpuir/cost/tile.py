@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from gpuir.cost import legal, local, stream
+from gpuir.cost.conv import least_share
 from gpuir.cost.families import family_of
 from gpuir.cost.learned import (
     Array,
@@ -108,8 +109,8 @@ def estimate(
     held = target.l2_bytes + (target.l3.bytes if target.l3 else 0)
     streamed = s.xp.maximum(work.nbytes - held, 0.0) / target.dram_bytes_per_s
     roof = terms.roof if target.is_cpu else s.xp.maximum(terms.roof, streamed)
-    if work.kernel != "k.conv":  # whose algorithms may do with fewer
-        roof = s.xp.maximum(roof, work.flops / _times(work) / peak_of(work, target))
+    flops = work.flops * least_share(s, work) / _times(work)
+    roof = s.xp.maximum(roof, flops / peak_of(work, target))
     roof = s.put("roof", roof, "s", "arithmetic at the listed peak, DRAM with what no cache holds")
     if learned is None:
         learned = correction(work, family, target, model)

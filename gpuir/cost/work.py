@@ -235,6 +235,11 @@ class Work:
         return self.math or self.dtype
 
     @property
+    def multiply_add(self) -> int:
+        """Operations at each point of a product."""
+        return self.dtype.multiply_add
+
+    @property
     def points(self) -> Number:
         return product(n for _, n in self.dims)
 

@@ -74,7 +74,8 @@ class Op:
         raise NotImplementedError
 
     def flops(self) -> int:
-        """Arithmetic operations done; two for a multiply-add. Zero for what only moves data."""
+        """Arithmetic operations on real numbers; two for a multiply-add, of complex numbers eight.
+        Zero for what only moves data."""
         return 0
 
     def space(self) -> Space:

@@ -39,6 +39,20 @@ class DType:
     def is_integer(self) -> bool:
         return self.kind in ("int", "uint")
 
+    @property
+    def is_complex(self) -> bool:
+        return self.kind == "complex"
+
+    @property
+    def is_inexact(self) -> bool:
+        """Whether its numbers are rounded, and so have gradients: floats and complex ones."""
+        return self.is_float or self.is_complex
+
+    @property
+    def multiply_add(self) -> int:
+        """Operations of a multiply-add: of complex numbers four products and four sums."""
+        return 8 if self.is_complex else 2
+
 
 bool_ = DType("bool", 8, "bool")
 i64, i32, i16, i8 = (DType(f"i{b}", b, "int") for b in (64, 32, 16, 8))

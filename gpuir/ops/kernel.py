@@ -35,8 +35,8 @@ class KernelOp(Op):
     def compute_dtype(self) -> DType:
         """The dtype whose arithmetic rate bounds the kernel: the widest one it computes on."""
         reads = [a.type.dtype for a in self.nest.reads]
-        floats = [d for d in reads if d.is_float]
-        return max(floats or reads or [f32], key=lambda d: d.bits)
+        floats = [d for d in reads if d.is_inexact]
+        return max(floats or reads or [f32], key=lambda d: (d.bits >> d.is_complex, d.bits))
 
 
 def body_flops(body: Graph | None) -> int:
@@ -163,8 +163,9 @@ class Gemm(KernelOp):
         return _ordered(tuple(v.type for v in self.epilogue.outputs), self.order)
 
     def flops(self) -> int:
-        """Two per multiply-add, and what the epilogue and prologue do."""
-        product = 2 * self.accumulator().size * self.a.type.shape[-1]
+        """Those of its multiply-adds, and what the epilogue and prologue do."""
+        cells = self.accumulator().size * self.a.type.shape[-1]
+        product = self.a.type.dtype.multiply_add * cells
         return product + body_flops(self.epilogue) + body_flops(self.prologue)
 
     @property

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Literal
+
+from gpuir.ir.types import DType
 
 
 @dataclass(frozen=True)
@@ -49,6 +54,7 @@ SCALARS: dict[str, Scalar] = {
     "clip": Scalar(3, flops=2),  # x, low, high
     **{name: Scalar(2) for name in ("add", "sub", "mul", "div", "pow", "min", "max")},
     **{name: Scalar(2) for name in ("atan2", "copysign", "nextafter", "gcd")},
+    "hypot": Scalar(2, flops=4),  # sqrt(x² + y²)
     **{name: Scalar(2, flops=2) for name in ("mod", "fmod")},  # sign of divisor, of dividend
     **{
         name: Scalar(2)
@@ -83,3 +89,79 @@ SCALARS: dict[str, Scalar] = {
     "leaky_relu_gradient": Scalar(3, flops=2),  # dy, x, alpha
     "clip_gradient": Scalar(4, flops=2),  # dy, x, low, high
 }
+
+
+# ---------------------------------------------------------------------------- complex numbers
+
+
+def _made(*of: Mapping[str, int], **functions: int) -> Counter[str]:
+    """Functions of real numbers, so many of each, and what others are made of."""
+    return sum(map(Counter[str], of), Counter(functions))
+
+
+_MUL = _made(mul=4, add=2)
+_DIV = _made(mul=6, add=3, div=2)  # x conj(y) / |y|²
+_RECIPROCAL = _made(mul=2, add=1, div=2, neg=1)  # conj(x) / |x|²
+_EXP = _made(exp=1, sin=1, cos=1, mul=2)  # exp(a) (cos b + i sin b)
+_LOG = _made(hypot=1, log=1, atan2=1)  # log |x| + i angle(x)
+_SQRT = _made(hypot=1, add=1, mul=2, sqrt=1, div=1)  # s = sqrt((|x| + a) / 2), s + i b / 2s
+_WAVE = _made(sin=1, cos=1, sinh=1, cosh=1, mul=2)  # sin x = sin a cosh b + i cos a sinh b
+_SLOPE = _made(_WAVE, add=1, div=2)  # tan x = (sin 2a + i sinh 2b) / (cos 2a + cosh 2b)
+_ARC = _made(_MUL, _SQRT, _LOG, neg=1, add=3)  # asin x = -i log(i x + sqrt(1 - x²))
+_ARC_SLOPE = _made(_LOG, _LOG, add=4, mul=2)  # atan x = i/2 (log(1 - i x) - log(1 + i x))
+_SIGMOID = _made(_EXP, _RECIPROCAL, neg=2, add=1)  # 1 / (1 + exp(-x))
+
+# What functions of complex numbers are made of, by the usual formulas for x = a + i b.
+COMPLEX: dict[str, Mapping[str, int]] = {
+    "identity": _made(),
+    "copy": _made(),
+    "add": _made(add=2),
+    "sub": _made(add=2),
+    "mul": _MUL,
+    "div": _DIV,
+    "reciprocal": _RECIPROCAL,
+    "neg": _made(neg=2),
+    "conj": _made(neg=1),
+    "eq": _made({"eq": 2, "and": 1}),
+    "ne": _made({"ne": 2, "or": 1}),
+    "isnan": _made({"isnan": 2, "or": 1}),
+    "isinf": _made({"isinf": 2, "or": 1}),
+    "exp": _EXP,
+    "expm1": _made(_EXP, add=1),
+    "log": _LOG,
+    "log1p": _made(_LOG, add=1),
+    "sqrt": _SQRT,
+    "rsqrt": _made(_SQRT, _RECIPROCAL),
+    "pow": _made(_LOG, _MUL, _EXP),
+    **dict.fromkeys(("sin", "cos", "sinh", "cosh"), _WAVE),
+    **dict.fromkeys(("tan", "tanh"), _SLOPE),
+    **dict.fromkeys(("asin", "acos", "asinh", "acosh"), _ARC),
+    **dict.fromkeys(("atan", "atanh"), _ARC_SLOPE),
+    "sigmoid": _SIGMOID,
+    "silu": _made(_SIGMOID, _MUL),
+}
+
+
+@cache
+def made_of(fn: str, dtype: DType) -> Mapping[str, int]:
+    """Which functions of real numbers, and how often, a function takes for each element: itself,
+    or of complex numbers what it is made of. One without a formula here goes part by part."""
+    if not dtype.is_complex:
+        return {fn: 1}
+    return COMPLEX.get(fn, {fn: 2})
+
+
+# What folds two elements of a reduction, a running sum or a scatter into one.
+FOLDS = {
+    "sum": ("add",),
+    "mean": ("add",),
+    "prod": ("mul",),
+    "logaddexp": ("max", "sub", "exp", "log1p", "add"),
+}
+
+
+@cache
+def flops_of(fn: str, dtype: DType) -> int:
+    """Operations of a function, or of a fold by its name, for each element of that dtype."""
+    parts = [part for name in FOLDS.get(fn, (fn,)) for part in made_of(name, dtype).items()]
+    return sum(n * SCALARS[name].flops for name, n in parts)

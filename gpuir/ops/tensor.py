@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 from gpuir.ir.errors import ModelError, nearest
 from gpuir.ir.graph import Graph, Op, Value
 from gpuir.ir.types import DType, TensorType, bool_, c64, c128, f32, f64, i64
-from gpuir.ops.scalar import SCALARS
+from gpuir.ops.scalar import SCALARS, flops_of
 from gpuir.ops.spread import parse_spread
 
 if TYPE_CHECKING:  # numpy, which the names of ops alone do not need
@@ -229,7 +229,8 @@ class Map(Pointwise):
         return (TensorType(shape, bool_ if row.gives == "bool" else dtype),)
 
     def flops(self) -> int:
-        return SCALARS[self.fn].flops * prod(broadcast(*(v.type.shape for v in self.args)))
+        of = self.args[1 if SCALARS[self.fn].gives == "second" else 0].type.dtype
+        return flops_of(self.fn, of) * prod(broadcast(*(v.type.shape for v in self.args)))
 
 
 @dataclass(frozen=True)
@@ -584,7 +585,9 @@ class ScatterElements(Scattering):
         return (TensorType(self.x.type.shape, self.x.type.dtype),)
 
     def flops(self) -> int:
-        return 0 if self.combine == "none" else self.updates.type.size
+        if self.combine == "none":
+            return 0
+        return flops_of(self.combine, self.x.type.dtype) * self.updates.type.size
 
 
 @dataclass(frozen=True)
@@ -603,7 +606,9 @@ class ScatterND(Scattering):
         return (TensorType(self.x.type.shape, self.x.type.dtype),)
 
     def flops(self) -> int:
-        return 0 if self.combine == "none" else self.updates.type.size
+        if self.combine == "none":
+            return 0
+        return flops_of(self.combine, self.x.type.dtype) * self.updates.type.size
 
 
 # ---------------------------------------------------------------------------- reductions
@@ -635,7 +640,7 @@ class Reduce(Reducing):
         return (TensorType(_reduced(self.x.type, self.axes, self.keepdims), self.x.type.dtype),)
 
     def flops(self) -> int:
-        return self.x.type.size
+        return flops_of(self.fn, self.x.type.dtype) * self.x.type.size
 
 
 @dataclass(frozen=True)
@@ -663,12 +668,12 @@ class ArgReduce(Reducing):
 @dataclass(frozen=True)
 class Cumulative(Reducing):
     """y[.., i, ..] = fn over x[.., 0..i, ..] along `axis`; `exclusive` leaves out i itself (sums
-    and products only)."""
+    and products only). `logaddexp` is the logarithm of the running sum of exponentials."""
 
     name: ClassVar[str] = "t.cumulative"
     fuses: ClassVar[Fusing] = "alone"
     autocast: ClassVar[Autocast] = "wide"
-    fn: Literal["sum", "prod", "max", "min"]
+    fn: Literal["sum", "prod", "max", "min", "logaddexp"]
     x: Value
     axis: int
     exclusive: bool = False
@@ -688,7 +693,7 @@ class Cumulative(Reducing):
         return (TensorType(self.x.type.shape, self.x.type.dtype),)
 
     def flops(self) -> int:
-        return self.x.type.size
+        return flops_of(self.fn, self.x.type.dtype) * self.x.type.size
 
 
 @dataclass(frozen=True)
@@ -883,7 +888,7 @@ class Matmul(Contraction):
         return (TensorType(shape, self.dtype or a.dtype),)
 
     def flops(self) -> int:
-        return 2 * self.result_types[0].size * self.a.type.shape[-1]
+        return self.a.type.dtype.multiply_add * self.result_types[0].size * self.a.type.shape[-1]
 
 
 @dataclass(frozen=True)
@@ -932,7 +937,8 @@ class Conv(Contraction):
         return (TensorType((n, k, *extents), self.dtype or x.dtype),)
 
     def flops(self) -> int:
-        return 2 * self.result_types[0].size * prod(self.w.type.shape[1:])
+        cells = self.result_types[0].size * prod(self.w.type.shape[1:])
+        return self.x.type.dtype.multiply_add * cells
 
 
 @dataclass(frozen=True)
@@ -978,7 +984,8 @@ class ConvTranspose(Contraction):
 
     def flops(self) -> int:
         """Each input cell meets each weight of its channel once."""
-        return 2 * self.x.type.size * prod(self.w.type.shape[1:])
+        cells = self.x.type.size * prod(self.w.type.shape[1:])
+        return self.x.type.dtype.multiply_add * cells
 
 
 @dataclass(frozen=True)
@@ -1072,10 +1079,14 @@ class Attention(Contraction):
             return self.visited[0] * prod(self.block)
         return prod(self.q.type.shape[:-2]) * self.seen
 
+    @property
+    def products(self) -> int:
+        """Flops of both products, of the scores that are computed."""
+        return 2 * self.computed * (self.q.type.shape[-1] + self.v.type.shape[-1])
+
     def flops(self) -> int:
-        """Both products and five a score for the softmax, of the scores that are computed."""
-        e, f = self.q.type.shape[-1], self.v.type.shape[-1]
-        return self.computed * (2 * e + 2 * f + 5)
+        """Both products and five a score for the softmax."""
+        return self.products + 5 * self.computed
 
     def _check_blocks(self) -> None:
         """ModelError for blocks that there cannot be."""
@@ -1496,6 +1507,13 @@ class AttentionGradient(Contraction):
     block: tuple[int, ...] = ()
     visited: tuple[int, ...] = ()
 
+    @property
+    def products(self) -> int:
+        """Flops of the five products: of the scores again, of dq and dk the width of a head of q,
+        of dv and of the scores' gradient that of v."""
+        q, v = (x.type.shape[-1] for x in (self.q, self.v))
+        return 2 * self.direct().computed * (3 * q + 2 * v)
+
     def direct(self) -> Attention:
         """The attention whose gradient this is."""
         settings = (self.scale, self.causal, self.offset, self.window, self.softcap)
@@ -1517,7 +1535,7 @@ class AttentionGradient(Contraction):
     def flops(self) -> int:
         """Five products where the attention has two, and as much more beside them: 2.5 times as
         many (Dao: FlashAttention-2, 2023, section 4.1)."""
-        return 5 * self.direct().flops() // 2
+        return self.products + 25 * self.direct().computed // 2
 
 
 @dataclass(frozen=True)
@@ -1705,7 +1723,8 @@ class ConvWeightGradient(Contraction):
 
     def flops(self) -> int:
         """As the convolution: each of its products is here the product of two others."""
-        return 2 * self.dy.type.size * prod(self.result_types[0].shape[1:])
+        cells = self.dy.type.size * prod(self.result_types[0].shape[1:])
+        return self.x.type.dtype.multiply_add * cells
 
 
 @dataclass(frozen=True)

@@ -400,10 +400,11 @@ def body_kernel(name: str) -> type[k.BodyKernel]:
 
 
 def accumulator(dtype: DType) -> DType:
-    """What products of `dtype` are summed in: f32 for floats up to 32 bits, i32 for integers."""
+    """What products of `dtype` are summed in: f32 for floats up to 32 bits, i32 for integers,
+    complex numbers for complex ones."""
     if dtype.is_integer:
         return dtype if dtype.bits >= 32 else i32
-    return f64 if dtype == f64 else f32
+    return dtype if dtype == f64 or dtype.is_complex else f32
 
 
 def contraction(op: t.Fused) -> k.KernelOp:

@@ -363,7 +363,7 @@ def _vector(target: Target, dtype: DType) -> tuple[float, str]:
     name = {"c64": "f32", "c128": "f64"}.get(dtype.name, dtype.name)
     if name == "f64":
         return (rates["f64"], "vector.f64") if "f64" in rates else (f32 / 64, "vector.f32 / 64")
-    if dtype.is_float or dtype.kind == "complex":
+    if dtype.is_inexact:
         listed = rates.get(name, 0.0)
         return (listed, f"vector.{name}") if listed > f32 else (f32, "vector.f32")
     if name in rates:

@@ -172,7 +172,7 @@ def _gemm(
         bias="bias" in epilogue,
         **{name: dtype_of(d) for name, d in dtypes.items()},
     )
-    ops = b * m * n * sum(lane_ops(fn) for fn in fns)
+    ops = b * m * n * sum(lane_ops(fn, dtype) for fn in fns)
     operands = list(found.operands)
     for i, letter in enumerate(layout):
         if letter == "t":

@@ -175,7 +175,7 @@ def count(work: Work, tiles: Tiles, target: Target) -> Blocks:
         grouped_warps=grouped,
         warps_down=warps_down,
         warps_across=np.maximum(tiles.warps / warps_down, 1.0),
-        density=work.products / np.maximum(2.0 * work.points, 1.0),
+        density=work.products / np.maximum(float(work.multiply_add) * work.points, 1.0),
         left_bytes=left_bytes,
         right_bytes=right_bytes,
         unpacked=n * k * narrow,
@@ -265,7 +265,8 @@ def seconds(s: Sheet, c: Blocks, work: Work, target: Target, p: Mapping[str, Num
     rate = peak * p["inner"] / (target.sms * clock)
     if c.wide:
         rate = rate * xp.where(c.grouped_warps > 0, 1.0, p["narrow"])
-    mma = s.put("products of a step", 2 * c.m * c.n * c.k * c.density / rate, "clocks")
+    flops = work.multiply_add * c.m * c.n * c.k * c.density
+    mma = s.put("products of a step", flops / rate, "clocks")
     reads = c.left_bytes * c.warps_across + c.right_bytes * c.warps_down
     reads = xp.where(c.grouped_warps > 0, c.left_bytes + c.right_bytes, reads)
     bytes_in = c.left_bytes + c.right_bytes

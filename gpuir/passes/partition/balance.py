@@ -28,7 +28,7 @@ def roofline_s(target: Target) -> Weigh:
             return 0.0
         values = (*op.operands, *node.results)
         pipe = "tensor" if op.contraction else "vector"
-        dtype = next((v.type.dtype for v in values if v.type.dtype.is_float), None)
+        dtype = next((v.type.dtype for v in values if v.type.dtype.is_inexact), None)
         compute = op.flops() / target.peak(pipe, dtype) if dtype else 0.0
         return max(compute, sum(v.type.nbytes for v in values) / target.dram_bytes_per_s)
 

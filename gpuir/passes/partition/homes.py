@@ -205,7 +205,7 @@ def free_values(g: Graph) -> set[Value]:
     alone, calls of libraries aside: two random numbers are not the same."""
     kinds: dict[Value, int] = {}
     for v in g.inputs:
-        kinds[v] = FIXED if v.type.dtype.is_float or g.role_of(v) == "cache" else KNOWN
+        kinds[v] = FIXED if v.type.dtype.is_inexact or g.role_of(v) == "cache" else KNOWN
     for v in g.params:
         kinds[v] = {"weight": PREPARED, "buffer": CONSTANT}.get(g.role_of(v), FIXED)
     found: set[Value] = set()

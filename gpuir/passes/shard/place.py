@@ -70,7 +70,7 @@ def moved_bytes(type: TensorType, have: Place, want: Place, ranks: int) -> float
             return 2 * once
         case ("sum", "part") | ("part", "whole"):
             return once
-        case "whole", "sum" if type.rank < 2 and type.dtype.is_float:
+        case "whole", "sum" if type.rank < 2 and type.dtype.is_inexact:
             return 0.0  # a bias, of which each rank adds its share
         case "part", "part" if not have.parts and not want.parts:
             return once / ranks

@@ -246,7 +246,7 @@ def linear(op: Op, is_zero: Callable[[Value], bool]) -> list[set[int]]:
             return [{0}]
         case t.Layout() if not isinstance(op, t.Parts):
             return [{0}]
-        case t.Collective(combine="add") if op.x.type.dtype.is_float:
+        case t.Collective(combine="add") if op.x.type.dtype.is_inexact:
             return [{0}]
         case t.Map("add" | "sub", (_, _)):
             return [{0, 1}]
