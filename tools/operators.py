@@ -28,6 +28,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+import gpuir
 from gpuir.frontends.torch.load import load
 from gpuir.frontends.torch.table import CONVERTERS
 from gpuir.frontends.torch.walk import numbers
@@ -41,7 +42,9 @@ DTYPES = {
     "f16": torch.float16,
     "bf16": torch.bfloat16,
     "c64": torch.complex64,
+    "c128": torch.complex128,
 }
+USUAL = ("f32", "i64", "bool", "f16", "bf16", "c64")
 LOOSE = {torch.float16: 1e-2, torch.bfloat16: 6e-2}  # a few units in the last place
 SECONDS = 60  # for one sample
 
@@ -121,8 +124,9 @@ class Call(nn.Module):
         return tuple(x for x in found if isinstance(x, torch.Tensor))
 
 
-def check(case: Case, core: bool = False) -> Outcome:
-    """One case, as torch exports it or, with `core`, in core ATen operators."""
+def check(case: Case, core: bool = False, profiles: Sequence[str] = ()) -> Outcome:
+    """One case, as torch exports it or, with `core`, in core ATen operators; then its kernels as
+    each of the profiles makes them, whose numbers must be those of the graph."""
     module = Call(case)
     given = module.tensors()
     try:
@@ -155,6 +159,10 @@ def check(case: Case, core: bool = False) -> Outcome:
         count = 1 if ties else len(wanted)
         for value, want in list(zip(graph.outputs[-len(wanted) :], wanted, strict=True))[:count]:
             compare(found[value.name], want, LOOSE.get(case.dtype, 1e-4))
+        for profile in profiles:
+            kernels = run(gpuir.lower(graph, profile=profile), values)
+            for here, there in list(zip(found.values(), kernels.values(), strict=True))[:count]:
+                compare_arrays(there, here, LOOSE.get(case.dtype, 1e-4))
     except Timeout:
         raise
     except Exception as error:
@@ -179,7 +187,10 @@ def is_random(calls: Iterable[str]) -> bool:
 
 def compare(found: Any, wanted: torch.Tensor, loose: float) -> None:
     """AssertionError where they differ in shape, dtype or numbers."""
-    want = numbers(wanted)
+    compare_arrays(found, numbers(wanted), loose)
+
+
+def compare_arrays(found: Any, want: Any, loose: float) -> None:
     assert found.shape == want.shape, f"shape {found.shape}, expected {want.shape}"
     assert found.dtype == want.dtype, f"dtype {found.dtype}, expected {want.dtype}"
     wide = {"b": bool, "c": np.complex128}.get(want.dtype.kind, np.float64)
@@ -326,14 +337,14 @@ class Timeout(Exception):
     pass
 
 
-def check_within(case: Case, core: bool = False) -> Outcome:
+def check_within(case: Case, core: bool = False, profiles: Sequence[str] = ()) -> Outcome:
     def stop(*_: Any) -> None:
         raise Timeout
 
     signal.signal(signal.SIGALRM, stop)
     signal.alarm(SECONDS)
     try:
-        return check(case, core)
+        return check(case, core, profiles)
     except Timeout:
         return Outcome(case, "refused", note=f"took more than {SECONDS} s")
     except Exception as error:  # a bug of ours, and to be seen in the table
@@ -498,15 +509,16 @@ def table(outcomes: Sequence[Outcome], which: str) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("names", nargs="*")
-    parser.add_argument("--dtypes", default=",".join(DTYPES))
+    parser.add_argument("--dtypes", default=",".join(USUAL))
     parser.add_argument("--samples", type=int, default=0, help="of an operator and dtype; 0: all")
     parser.add_argument("--core", action="store_true", help="in core ATen operators")
+    parser.add_argument("--profiles", default="", help="whose kernels are compared too: eager,...")
     parser.add_argument("--write", type=Path)
     options = parser.parse_args()
     warnings.simplefilter("ignore")
     dtypes = [DTYPES[name] for name in options.dtypes.split(",")]
     outcomes = [
-        check_within(case, options.core)
+        check_within(case, options.core, [*filter(None, options.profiles.split(","))])
         for cases in samples(options.names, dtypes)
         for case in chosen(cases, options.samples)
     ]

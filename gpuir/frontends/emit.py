@@ -432,10 +432,10 @@ class Emitter:
             if array is None:
                 break
             shape = t.broadcast(*(v.type.shape for v in rest))
-            if t.broadcast(shape, last.type.shape) != shape or last.type.dtype.kind == "complex":
+            if t.broadcast(shape, last.type.shape) != shape or not is_real(array):
                 break
             args.pop()
-            imm.insert(0, array.reshape(()).item())
+            imm.insert(0, np.real(array).reshape(()).item())
         return t.Map(op.fn, tuple(args), tuple(imm))
 
     def is_model_input(self, value: Value) -> bool:
@@ -519,15 +519,17 @@ class Emitter:
     def _inline(self, const: Const) -> tuple[Any, ...] | None:
         """The data of the t.constant this becomes; None when it becomes a param."""
         type = const.value.type
-        if type.dtype.kind == "complex" or (type.size > INLINE and not const.uniform):
+        if type.size > INLINE and not const.uniform:
             return None
         try:
             array = const.array(limited=True)
         except (NumbersMissing, TooLarge, NoMeaning):
             return None
         if const.uniform and array.size:
-            return (array[(0,) * array.ndim].item(),)
-        data = array.reshape(-1)
+            array = array[(0,) * array.ndim]
+        if not is_real(array):
+            return None
+        data = np.real(array).reshape(-1)
         if len(data) and all(x == data[0] for x in data):
             data = data[:1]
         return tuple(x.item() for x in data)
@@ -560,6 +562,11 @@ class Emitter:
             "in the model file, because some are computed at load time: "
             f"{', '.join(shown)}{more}"
         )
+
+
+def is_real(array: np.ndarray) -> bool:
+    """Whether none of its numbers has an imaginary part: what text can say."""
+    return not np.imag(array).any() if array.dtype.kind == "c" else True
 
 
 def nested_too_deep(name: str) -> ModelError:

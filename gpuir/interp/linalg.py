@@ -39,12 +39,13 @@ def cholesky(attrs: Attrs, x: Array) -> tuple[Array, ...]:
 
 def factored(x: Array) -> tuple[Array, Array]:
     """L below the diagonal and U from it on, in one; and the row (from 1) each was exchanged with:
-    Gaussian elimination with partial pivoting."""
+    Gaussian elimination with partial pivoting. A complex pivot is the one whose parts add up to
+    most, as LAPACK takes it (izamax)."""
     a = np.array(x)
     rows, columns = a.shape
     pivots = np.zeros(min(rows, columns), np.int32)
     for j in range(len(pivots)):
-        best = j + int(np.argmax(np.abs(a[j:, j])))
+        best = j + int(np.argmax(np.abs(np.real(a[j:, j])) + np.abs(np.imag(a[j:, j]))))
         pivots[j] = best + 1
         a[[j, best]] = a[[best, j]]
         if a[j, j] != 0:
@@ -136,10 +137,10 @@ def eig(attrs: Attrs, x: Array) -> tuple[Array, ...]:
 def pinv(attrs: Attrs, x: Array, *least: Array) -> tuple[Array, ...]:
     """Moore and Penrose's inverse. Singular values up to `atol`, or `rtol` of the largest, count as
     none: they are operands where the attribute of that name is negative. A Hermitian x is read
-    below its diagonal."""
+    below its diagonal, which is real."""
     if attrs["hermitian"]:
-        lower = np.tril(x)
-        x = lower + adjoint(np.tril(x, -1))
+        below = np.tril(x, -1)
+        x = below + adjoint(below) + np.real(x) * np.eye(x.shape[-1], dtype=x.dtype)
     given = iter(least)
     u, s, v = np.linalg.svd(x, full_matrices=False)
     atol, rtol = (

@@ -132,6 +132,8 @@ def _power(x: Array, y: Array) -> Array:
 
 
 def _sigmoid(x: Array) -> Array:
+    if x.dtype.kind == "c":
+        return 1 / (1 + np.exp(-x))
     small = np.exp(-np.abs(x))  # never overflows
     return np.where(x >= 0, 1, small).astype(x.dtype) / (1 + small)
 
@@ -214,6 +216,7 @@ FUNCTIONS: dict[str, Callable[..., Array]] = {
     "min": np.minimum,
     "max": np.maximum,
     "atan2": np.arctan2,
+    "hypot": np.hypot,
     "copysign": np.copysign,
     "nextafter": np.nextafter,
     "gcd": np.gcd,

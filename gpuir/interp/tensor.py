@@ -10,6 +10,7 @@ narrower than 8 bits are computed in i32 and wrap. Everything else is computed i
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -263,13 +264,39 @@ def _cumulative(op: t.Cumulative, at: Operands) -> Array:
     x = wide(at(op.x))
     if op.reverse:
         x = np.flip(x, op.axis)
-    fns = {"sum": np.add, "prod": np.multiply, "max": np.maximum, "min": np.minimum}
-    y = fns[op.fn].accumulate(x, axis=op.axis, dtype=x.dtype)
+    if op.fn == "logaddexp" and x.dtype.kind == "c":
+        y = _running_log(x, op.axis)
+    else:
+        y = RUNNING[op.fn].accumulate(x, axis=op.axis, dtype=x.dtype)
     if op.exclusive and x.shape[op.axis]:
         one = [0] * x.ndim
         one[op.axis] = 1
         y = pad(y, one, [-n for n in one], 0 if op.fn == "sum" else 1)
     return cast(np.flip(y, op.axis) if op.reverse else y, op.x.type.dtype, saturate=False)
+
+
+RUNNING: dict[str, np.ufunc] = {
+    "sum": np.add,
+    "prod": np.multiply,
+    "max": np.maximum,
+    "min": np.minimum,
+    "logaddexp": np.logaddexp,
+}
+
+
+def _running_log(x: Array, axis: int) -> Array:
+    """log(exp a + exp b) from cell to cell, as torch takes it: b + log(1 + exp(a - b)) with the
+    larger real part in b, whose angle the result is next to
+    (aten/src/ATen/native/cpu/LogAddExp.h, _log_add_exp_helper)."""
+    cells = np.moveaxis(np.array(x), axis, 0)
+    for before, here in itertools.pairwise(cells):
+        more = np.where(before.real > here.real, before, here)
+        less = np.where(before.real > here.real, here, before)
+        endless = ~np.isfinite(less.real) & (less.real == more.real)
+        with np.errstate(all="ignore"):
+            either = np.where(less.real < 0, less, np.log(np.exp(less) + np.exp(more)))
+            here[...] = np.where(endless, either, more + np.log1p(np.exp(less - more)))
+    return np.moveaxis(cells, 0, axis)
 
 
 def _topk(op: t.TopK, at: Operands) -> tuple[Array, ...]:

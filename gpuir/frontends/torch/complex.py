@@ -7,7 +7,7 @@ from typing import Any
 from gpuir.frontends.emit import Emitter
 from gpuir.frontends.idioms import cast, pick
 from gpuir.frontends.torch.node import Converter, TorchNode
-from gpuir.frontends.torch.pointwise import mapped
+from gpuir.frontends.torch.pointwise import constant, mapped
 from gpuir.ir.graph import Value
 from gpuir.ops import tensor as t
 
@@ -49,10 +49,17 @@ def polar(n: TorchNode, e: Emitter) -> Value:
     return joined(e, *columns)
 
 
-def magnitude(e: Emitter, x: Value) -> Value:
-    """sqrt(real^2 + imaginary^2)."""
+def square(e: Emitter, x: Value) -> Value:
+    """|x|²: x² of real numbers, real² + imaginary² of complex ones."""
+    if not is_complex(x):
+        return e(t.Map("mul", (x, x)))
     a, b = (e(t.Map("mul", (v, v))) for v in pair(e, x))
-    return e(t.Map("sqrt", (e(t.Map("add", (a, b))),)))
+    return e(t.Map("add", (a, b)))
+
+
+def magnitude(e: Emitter, x: Value) -> Value:
+    """sqrt(real² + imaginary²), however large they are."""
+    return e(t.Map("hypot", pair(e, x)))
 
 
 def absolute(n: TorchNode, e: Emitter) -> Value:
@@ -71,9 +78,16 @@ def angle(n: TorchNode, e: Emitter) -> Value:
     return e(t.Map("atan2", (mapped(e, "mul", dtype, zero, 0), x)))
 
 
-def conjugate(n: TorchNode, e: Emitter) -> Value:
-    x = n["self"]
+def conjugated(e: Emitter, x: Value) -> Value:
     return e(t.Map("conj", (x,))) if is_complex(x) else x
+
+
+def conjugate(n: TorchNode, e: Emitter) -> Value:
+    """Of a tensor, or of a number that the program multiplies by."""
+    x = n.args["self"]
+    if isinstance(x, complex):
+        return constant(e, x.conjugate(), n.type.dtype)
+    return conjugated(e, n["self"])
 
 
 def real(n: TorchNode, e: Emitter) -> Value:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 from gpuir.frontends.emit import Emitter
 from gpuir.frontends.idioms import cast, reshaped, scale_of_heads
+from gpuir.frontends.torch.complex import conjugated, is_complex, pair
 from gpuir.frontends.torch.node import Converter, Results, TorchNode
 from gpuir.frontends.torch.pointwise import mapped
 from gpuir.ir.errors import ModelError
 from gpuir.ir.graph import Value
+from gpuir.ir.phases import beside
 from gpuir.ir.types import DType, bool_, f32
 from gpuir.ops import tensor as t
 
@@ -34,6 +37,11 @@ def product(e: Emitter, a: Value, b: Value, dtype: DType | None = None) -> Value
 
 def matmul(n: TorchNode, e: Emitter) -> Value:
     return product(e, n["self"], n.one_of("other", "mat2", "vec", "tensor"), n.type.dtype)
+
+
+def conjugate_product(n: TorchNode, e: Emitter) -> Value:
+    """vdot: the sum of conj(self) times other, which is that of other times conj(self)."""
+    return product(e, n["other"], conjugated(e, n["self"]))
 
 
 def scaled_product(n: TorchNode, e: Emitter) -> Value:
@@ -110,26 +118,63 @@ def conv(n: TorchNode, e: Emitter) -> Value:
         high = tuple(0 if padding == "valid" else total - total // 2 for total in totals)
     else:
         low = high = spread(padding, count)
-    if transposes:
-        extra = spread(n.args["output_padding"], count)
-        y = e(
-            t.ConvTranspose(
-                x,
-                w,
-                strides=strides,
-                low=low,
-                high=high,
-                dilations=dilations,
-                groups=groups,
-                extra=extra,
-            )
-        )
-    else:
-        y = e(t.Conv(x, w, strides=strides, low=low, high=high, dilations=dilations, groups=groups))
+    extra = spread(n.args["output_padding"], count) if transposes else ()
+
+    def convolved(x: Value, w: Value, bias: Value | None) -> Value:
+        if transposes:
+            y = e(t.ConvTranspose(x, w, strides, low, high, dilations, groups, extra))
+        else:
+            y = e(t.Conv(x, w, strides, low, high, dilations, groups))
+        if bias is None:
+            return y
+        return e(t.Map("add", (y, reshaped(e, bias, (bias.type.size, *(1,) * count)))))
+
     bias = n.get("bias")
-    if bias is not None:
-        y = e(t.Map("add", (y, reshaped(e, bias, (bias.type.size, *(1,) * count)))))
+    y = by_parts(e, convolved, x, w, bias) if is_complex(x) else convolved(x, w, bias)
     return reshaped(e, y, y.type.shape[1:]) if alone else y
+
+
+def by_parts(
+    e: Emitter,
+    convolved: Callable[[Value, Value, Value | None], Value],
+    x: Value,
+    w: Value,
+    bias: Value | None,
+) -> Value:
+    """A convolution of complex numbers as PyTorch runs it, in three of real ones: p of the real
+    parts, q of the imaginary ones and r of their sums give p - q + i (r - p - q). Each step is a
+    call, so each has a location of its own (aten/src/ATen/native/Convolution.cpp,
+    complex_convolution)."""
+    where = e.builder.locs
+
+    def at(part: str) -> None:
+        e.builder.locs = beside(where, part)
+
+    def call(part: str, fn: str, *args: Any) -> Value:
+        at(part)
+        return e(t.Map(fn, args))
+
+    def parts(of: str, v: Value) -> tuple[Value, Value, Value]:
+        at("parts")
+        real, imaginary = pair(e, v)
+        return real, imaginary, call(f"sum of {of}", "add", real, imaginary)
+
+    xs, ws = parts("x", x), parts("w", w)
+    biases = (None, None, None) if bias is None else parts("bias", bias)
+    at("real")
+    p = convolved(xs[0], ws[0], biases[0])
+    at("imaginary")
+    q = convolved(xs[1], ws[1], None)
+    at("both")
+    r = convolved(xs[2], ws[2], biases[2])
+    real = call("real - imaginary", "sub", p, q)
+    rest = call("both - imaginary - real", "sub", call("both - real", "sub", r, p), q)
+    at("i")
+    turned = mapped(e, "mul", x.type.dtype, rest, 1j)
+    at("result")
+    y = mapped(e, "add", x.type.dtype, real, turned)
+    e.builder.locs = where
+    return y
 
 
 def spread(sizes: Any, count: int) -> tuple[int, ...]:
@@ -316,7 +361,8 @@ def in_one_batch(e: Emitter, x: Value) -> Value:
 
 
 CONVERTERS: dict[str, Converter] = {
-    **dict.fromkeys(("matmul", "mm", "bmm", "mv", "dot", "vdot", "_int_mm"), matmul),
+    **dict.fromkeys(("matmul", "mm", "bmm", "mv", "dot", "_int_mm"), matmul),
+    "vdot": conjugate_product,
     "_scaled_mm": scaled_product,
     "linear": linear,
     "addmm": add_product("mat1", "mat2"),

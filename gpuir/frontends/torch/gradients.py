@@ -16,6 +16,7 @@ from gpuir.frontends.torch.reduction import per_channel
 from gpuir.ir.errors import ModelError
 from gpuir.ir.graph import Value
 from gpuir.ops import tensor as t
+from gpuir.ops.scalar import flops_of
 
 # ---------------------------------------------------------------------------- attention
 
@@ -211,7 +212,8 @@ def edge_padding_backward(n: TorchNode, e: Emitter) -> Value:
     x, dy = n["self"], n["grad_output"]
     low, _ = padding(n.args["padding"], x.type.rank)
     attrs = (("low", low), ("shape", x.type.shape))
-    return e(t.Routine("edge_padding_gradient", (dy,), (n.type,), attrs, work=dy.type.size))
+    work = dy.type.size * flops_of("add", dy.type.dtype)
+    return e(t.Routine("edge_padding_gradient", (dy,), (n.type,), attrs, work=work))
 
 
 # ---------------------------------------------------------------------------- places

@@ -118,11 +118,15 @@ def loss_alone(program: ExportedProgram) -> tuple[fx.GraphModule, tuple[str, ...
             node.args = (*node.args[:4], 0.0, *node.args[5:])
             assumed = (NO_DROPOUT,)
     (output,) = graph.find_nodes(op="output")
-    floats = [
-        node
-        for node in tree_flatten(output.args)[0]
-        if isinstance(node, fx.Node) and node.meta["val"].dtype.is_floating_point
-    ]
+    given = [n for n in tree_flatten(output.args)[0] if isinstance(n, fx.Node)]
+    floats = [n for n in given if n.meta["val"].dtype.is_floating_point]
+    wholes = [n for n in given if n.meta["val"].dtype.is_complex]
+    if not floats and wholes:
+        assumed = (*assumed, f"the loss is of both parts of %{wholes[0].name}")
+        with graph.inserting_before(output):
+            parts = graph.call_function(torch.ops.aten.view_as_real.default, (wholes[0],))
+        parts.meta["val"] = torch.view_as_real(wholes[0].meta["val"])
+        floats = [parts]
     if not floats:
         raise ModelError("the program has no floating-point output to differentiate")
     loss = floats[0]

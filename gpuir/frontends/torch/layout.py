@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from gpuir.frontends.emit import Emitter
 from gpuir.frontends.idioms import cast, part, pick, reshaped, transposed
 from gpuir.frontends.torch.node import Converter, TorchNode
-from gpuir.frontends.torch.pointwise import floored, is_imaginary, of_dtype
+from gpuir.frontends.torch.pointwise import floored, mapped, of_dtype
 from gpuir.ir.errors import ModelError
 from gpuir.ir.graph import Value
 from gpuir.ir.types import DType, TensorType, bool_, i64
@@ -389,7 +389,7 @@ def scatter(n: TorchNode, e: Emitter) -> Value:
     x, at = n["self"], n["index"]
     source = n.one_of("src", "value")
     if not isinstance(source, Value):
-        number = source if is_imaginary(source) else of_dtype(source, x.type.dtype)
+        number = of_dtype(source, x.type.dtype)
         source = e.fill(number, TensorType(at.type.shape, x.type.dtype))
     if not x.type.rank:
         x, at, source = (reshaped(e, v, (1,)) for v in (x, at, source))
@@ -553,7 +553,7 @@ def index_add(n: TorchNode, e: Emitter) -> Value:
     if source.type.rank == x.type.rank - 1 == 0:
         source = reshaped(e, source, (1,))
     if alpha != 1:
-        source = e(t.Map("mul", (source,), (of_dtype(alpha, source.type.dtype),)))
+        source = mapped(e, "mul", source.type.dtype, source, alpha)
     shape = tuple(size if i == axis else 1 for i, size in enumerate(source.type.shape))
     wide = broadcast_to(e, reshaped(e, at, shape), source.type.shape)
     combine: Any = "add" if n.op.startswith("index_add") else "none"
@@ -615,9 +615,7 @@ def filled(argument: str) -> Converter:
         number = n.args[argument]
         if isinstance(number, Value):
             return broadcast_to(e, cast(e, reshaped(e, number, ()), n.type.dtype), n.type.shape)
-        if not is_imaginary(number):
-            number = of_dtype(number, n.type.dtype)
-        return e.fill(number, n.type)
+        return e.fill(of_dtype(number, n.type.dtype), n.type)
 
     return convert
 
@@ -638,8 +636,8 @@ def arange(n: TorchNode, e: Emitter) -> Value:
     step = 1 if step is None else step
     line = e(t.Iota(TensorType((length,), dtype), 0), fold=False)
     if step != 1:
-        line = e(t.Map("mul", (line,), (of_dtype(step, dtype),)))
-    return line if not start else e(t.Map("add", (line,), (of_dtype(start, dtype),)))
+        line = mapped(e, "mul", dtype, line, step)
+    return line if not start else mapped(e, "add", dtype, line, start)
 
 
 CONVERTERS: dict[str, Converter] = {

@@ -15,8 +15,11 @@ from gpuir.ir.types import DType, TensorType, bool_, channels_last
 from gpuir.ops import tensor as t
 
 
-def of_dtype(number: Any, dtype: DType) -> int | float | bool:
-    """A Python number as an immediate of operands of this dtype."""
+def of_dtype(number: Any, dtype: DType) -> Any:
+    """A Python number as an element of this dtype; a complex one that is real as its real part."""
+    if is_imaginary(number):
+        return number
+    number = number.real if isinstance(number, complex) else number
     if dtype == bool_:
         return bool(number)
     if dtype.is_integer:
@@ -33,7 +36,7 @@ def mapped(e: Emitter, fn: str, dtype: DType, *args: Any) -> Value:
     """`fn` of tensors and numbers, all brought to `dtype`; numbers behind the last tensor become
     immediates."""
     values = list(args)
-    imm: list[int | float | bool] = []
+    imm: list[Any] = []
     while len(values) > 1 and not (isinstance(values[-1], Value) or is_imaginary(values[-1])):
         imm.insert(0, of_dtype(values.pop(), dtype))
     operands = tuple(
@@ -44,7 +47,10 @@ def mapped(e: Emitter, fn: str, dtype: DType, *args: Any) -> Value:
 
 def constant(e: Emitter, number: Any, dtype: DType) -> Value:
     """A Python number as a value."""
-    return e.constant(number if is_imaginary(number) else of_dtype(number, dtype), dtype)
+    number = of_dtype(number, dtype)
+    if is_imaginary(number):  # which no immediate holds
+        return e.fill(number, TensorType((), dtype), "number")
+    return e.constant(number, dtype)
 
 
 def unary(fn: str) -> Converter:
@@ -281,13 +287,6 @@ def nan_less(fn: str) -> Converter:
     return convert
 
 
-def hypotenuse(n: TorchNode, e: Emitter) -> Value:
-    """sqrt(self^2 + other^2)."""
-    dtype = n.type.dtype
-    a, b = (mapped(e, "mul", dtype, n[name], n[name]) for name in ("self", "other"))
-    return mapped(e, "sqrt", dtype, mapped(e, "add", dtype, a, b))
-
-
 def less_from_one(fn: str) -> Converter:
     """1 - fn(self): erfc."""
 
@@ -443,8 +442,7 @@ CONVERTERS: dict[str, Converter] = {
     "exp2": power_of_two,
     "erfc": less_from_one("erf"),
     "special_erfc": less_from_one("erf"),
-    "hypot": hypotenuse,
-    **{name: binary(name) for name in ("atan2", "copysign", "nextafter", "gcd")},
+    **{name: binary(name) for name in ("hypot", "atan2", "copysign", "nextafter", "gcd")},
     "signbit": sign_bit,
     "digamma": digamma,
     "fmax": nan_less("max"),

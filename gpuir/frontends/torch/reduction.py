@@ -7,7 +7,7 @@ from typing import Any
 
 from gpuir.frontends.emit import Emitter
 from gpuir.frontends.idioms import cast, line, part, reshaped
-from gpuir.frontends.torch.complex import is_complex, magnitude
+from gpuir.frontends.torch.complex import is_complex, magnitude, square
 from gpuir.frontends.torch.node import Converter, Results, TorchNode
 from gpuir.frontends.torch.pointwise import mapped, truth
 from gpuir.ir.graph import Value
@@ -85,8 +85,8 @@ def variance(root: bool, mean: bool) -> Converter:
         correction = n.args.get("correction", 1 if n.args.get("unbiased", True) else 0)
         correction = 1 if correction is None else correction
         middle = over(e, "mean", x, axes, True)
-        apart = mapped(e, "sub", dtype, x, middle)
-        total = over(e, "sum", mapped(e, "mul", dtype, apart, apart), axes, keep)
+        apart = mapped(e, "sub", x.type.dtype, x, middle)
+        total = over(e, "sum", cast(e, square(e, apart), dtype), axes, keep)
         count = prod(x.type.shape[a] for a in axes)
         found = mapped(e, "div", dtype, total, max(count - correction, 0))
         found = e(t.Map("sqrt", (found,))) if root else found
@@ -140,18 +140,6 @@ def running_extreme(fn: Any) -> Converter:
         return y, e(t.Cumulative("max", at, axis))
 
     return convert
-
-
-def log_cumulative(n: TorchNode, e: Emitter) -> Value:
-    """log of the running sum of exponentials, less the largest and plus it again."""
-    x = n["self"]
-    if not x.type.rank:
-        return x
-    axis = n.axis(x.type.rank)
-    most = over(e, "max", x, (axis,), True)
-    most = e(t.Map("max", (most,), (-1e30 if x.type.dtype.bits >= 32 else -6e4,)))
-    total = e(t.Cumulative("sum", e(t.Map("exp", (e(t.Map("sub", (x, most))),))), axis))
-    return e(t.Map("add", (e(t.Map("log", (total,))), most)))
 
 
 def kth_value(n: TorchNode, e: Emitter) -> Results:
@@ -336,10 +324,19 @@ def rms_norm(n: TorchNode, e: Emitter) -> Value:
     axes = tuple(range(x.type.rank - count, x.type.rank))
     eps = n.args["eps"]
     eps = EPSILON[x.type.dtype.name] if eps is None else float(eps)
-    return e(t.Normalize(x, axes=axes, scale=n.get("weight"), bias=None, eps=eps, center=False))
+    if not is_complex(x):
+        return e(t.Normalize(x, axes=axes, scale=n.get("weight"), bias=None, eps=eps, center=False))
+    spread = over(e, "mean", e(t.Map("mul", (x, x))), axes, True)  # not of sizes: as torch has it
+    y = e(t.Map("mul", (x, e(t.Map("rsqrt", (e(t.Map("add", (spread,), (eps,))),))))))
+    return y if (scale := n.get("weight")) is None else e(t.Map("mul", (y, scale)))
 
 
-EPSILON = {"f64": 2.0**-52, "f32": 2.0**-23, "f16": 2.0**-10, "bf16": 2.0**-7}  # 1 + eps > 1
+EPSILON = {  # 1 + eps > 1
+    **dict.fromkeys(("f64", "c128"), 2.0**-52),
+    **dict.fromkeys(("f32", "c64"), 2.0**-23),
+    "f16": 2.0**-10,
+    "bf16": 2.0**-7,
+}
 
 
 def group_norm(n: TorchNode, e: Emitter) -> Results:
@@ -478,7 +475,7 @@ CONVERTERS: dict[str, Converter] = {
     "cumprod": cumulative("prod"),
     "cummax": running_extreme("max"),
     "cummin": running_extreme("min"),
-    "logcumsumexp": log_cumulative,
+    "logcumsumexp": cumulative("logaddexp"),
     "kthvalue": kth_value,
     "median": median,
     "nanmedian": number_median,

@@ -18,6 +18,7 @@ from gpuir.ir.errors import ModelError
 from gpuir.ir.graph import Value
 from gpuir.ir.types import i64
 from gpuir.ops import tensor as t
+from gpuir.ops.scalar import flops_of
 
 Mode = Literal["nearest", "linear", "cubic"]
 
@@ -84,7 +85,8 @@ def column_image(n: TorchNode, e: Emitter) -> Value:
         *(("image", image), ("block", block), ("counts", counts)),
         *(("strides", strides), ("low", low), ("dilations", dilations)),
     )
-    made = e(t.Routine("col2im", (x,), (gives,), attrs, work=x.type.size))
+    work = x.type.size * flops_of("add", x.type.dtype)
+    made = e(t.Routine("col2im", (x,), (gives,), attrs, work=work))
     return reshaped(e, made, shape)
 
 
