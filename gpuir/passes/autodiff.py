@@ -12,6 +12,8 @@ from gpuir.ir.build import begin
 from gpuir.ir.errors import ModelError, UsageError, nearest
 from gpuir.ir.graph import Graph, Level, Loc, Value
 from gpuir.ir.phases import in_phase, is_training
+from gpuir.ir.types import TensorType
+from gpuir.ops import tensor as t
 from gpuir.passes.backward import dependent, live, prepare, sweep
 from gpuir.passes.manager import Pass
 from gpuir.passes.reverse import Reverse
@@ -63,7 +65,9 @@ class Autodiff(Pass):
         for node in nodes:
             b.put(node)
         forward = len(b.nodes)
-        if loss.type.size != 1:
+        if loss.type.dtype.is_complex:
+            b.assumed.append(f"the gradient is that of the sum of both parts of %{loss.name}")
+        elif loss.type.size != 1:
             b.assumed.append(f"the gradient is that of the sum of %{loss.name}")
         elif not self.loss and (others := [v for v in g.outputs if is_number(v) and v != loss]):
             names = ", ".join(f"%{v.name}" for v in others)
@@ -72,7 +76,7 @@ class Autodiff(Pass):
             )
         r = Reverse(b, needs)
         b.locs = in_phase(place(g, loss), "backward")
-        r.give(loss, r.constant(loss.type, self.loss_scale))
+        r.give(loss, self.seed(r, loss.type))
         sweep(r, nodes, self.segments(g))
         gradients = {v: dv for v in wrt if (dv := r.take(v)) is not None}
         if missing := [f"%{v.name}" for v in wrt if v not in gradients]:
@@ -83,11 +87,20 @@ class Autodiff(Pass):
         b.folded = list(g.folded)
         return b.finish((*g.outputs, *outputs), g.over)
 
+    def seed(self, r: Reverse, type: TensorType) -> Value:
+        """The gradient of the loss: one, and of complex numbers one for each part."""
+        if not type.dtype.is_complex:
+            return r.constant(type, self.loss_scale)
+        parts = t.Parts(Value("loss", type)).result_types[0]
+        return r.b(t.Parts(r.constant(parts, self.loss_scale)))
+
     def output(self, g: Graph) -> Value:
-        """The output to differentiate: none that takes over an input, as a norm's new mean does."""
+        """The output to differentiate, a real one before a complex one: none that takes over an
+        input, as a norm's new mean does."""
         over = g.over or (None,) * len(g.outputs)
         own = (v for v, taken in zip(g.outputs, over, strict=True) if taken is None)
-        floats = {v.name: v for v in own if v.type.dtype.is_float}
+        inexact = sorted((v for v in own if v.type.dtype.is_inexact), key=is_complex)
+        floats = {v.name: v for v in inexact}
         if not floats:
             found = ", ".join(f"%{v.name}: {v.type}" for v in g.outputs)
             raise ModelError(
@@ -104,7 +117,7 @@ class Autodiff(Pass):
         """The params and inputs to differentiate by."""
         if is_training(g):
             raise UsageError(f"autodiff: @{g.name} already has a backward pass")
-        floats = [v for v in (*g.params, *g.inputs) if v.type.dtype.is_float]
+        floats = [v for v in (*g.params, *g.inputs) if v.type.dtype.is_inexact]
         if not self.wrt:
             found = [v for v in floats if g.role_of(v) == "weight"]
             if not found:
@@ -169,6 +182,10 @@ def module_pattern(glob: str) -> str:
     parts = re.split(r"(\*\*|\*|\?)", glob)
     wild = {"**": ".*?", "*": "[^./]*", "?": "[^./]"}
     return rf"((?:.*?[./])??{''.join(wild.get(p) or re.escape(p) for p in parts)})(?=[./]|$)"
+
+
+def is_complex(v: Value) -> bool:
+    return v.type.dtype.is_complex
 
 
 def is_number(v: Value) -> bool:

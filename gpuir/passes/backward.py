@@ -21,7 +21,7 @@ def dependent(nodes: Sequence[Node], on: Iterable[Value]) -> set[Value]:
     found = set(on)
     for node in nodes:
         if any(v in found for v in node.op.operands):
-            found.update(v for v in node.results if v.type.dtype.kind in ("float", "complex"))
+            found.update(v for v in node.results if v.type.dtype.is_inexact)
     return found
 
 
@@ -394,7 +394,7 @@ class _Cond:
 
     def floats(self) -> list[int]:
         outputs = self.op.then.outputs
-        return [i for i, v in enumerate(outputs) if v.type.dtype.is_float]
+        return [i for i, v in enumerate(outputs) if v.type.dtype.is_inexact]
 
     def saving(self) -> t.Cond:
         """The branch, both sides giving what the gradient of one reads, too."""

@@ -20,18 +20,34 @@ FLAT = (  # constant wherever they have a derivative, or of bits and truth
     *("bit_not", "bit_and", "bit_or", "bit_xor", "shift_left", "shift_right"),
     *("gcd", "nextafter"),
 )
-OF_COMPLEX = ("identity", "neg", "conj", "add", "sub", "mul", "where")
+# Functions of complex numbers whose rules here hold for them as they are.
+LINEAR = ("identity", "copy", "neg", "conj", "add", "sub", "mul", "where")
+# Those that have a complex derivative, by which the rules multiply.
+HOLOMORPHIC = (
+    *("div", "reciprocal", "pow", "sqrt", "rsqrt", "exp", "expm1", "log", "log1p"),
+    *("sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh", "tanh"),
+    *("asinh", "acosh", "atanh", "sigmoid", "silu"),
+)
 
 
 def gradients(fn: str, r: Reverse, dy: Value, y: Value, *args: Arg) -> Sequence[Value | None]:
     """The gradient of each argument, trailing ones left out that have none. That of a complex
-    number is the gradients of its parts, as PyTorch has it."""
+    number is the gradients of its parts, as PyTorch has it: dy times the conjugate of the
+    derivative (PyTorch documentation, Autograd for Complex Numbers)."""
     if fn in FLAT:
         return ()
-    if y.type.dtype.kind == "complex" and fn not in OF_COMPLEX:
+    if y.type.dtype.is_complex and fn in HOLOMORPHIC:
+        found = _gradients(fn, r, r.map("conj", dy), y, *args)
+        return [dx if dx is None else r.map("conj", dx) for dx in found]
+    if y.type.dtype.is_complex and fn not in LINEAR:
         raise ModelError(
-            f"gpuir has no gradient of {fn} of complex numbers", expected=", ".join(OF_COMPLEX)
+            f"gpuir has no gradient of {fn} of complex numbers",
+            expected=", ".join((*LINEAR, *HOLOMORPHIC)),
         )
+    return _gradients(fn, r, dy, y, *args)
+
+
+def _gradients(fn: str, r: Reverse, dy: Value, y: Value, *args: Arg) -> Sequence[Value | None]:
     if fn in UNARY:
         (x,) = args
         assert isinstance(x, Value)
@@ -141,9 +157,8 @@ def _sub(r: Reverse, dy: Value, y: Value, a: Value, b: Arg) -> Sequence[Value | 
 
 
 def _mul(r: Reverse, dy: Value, y: Value, a: Value, b: Arg) -> Sequence[Value | None]:
-    if y.type.dtype.kind == "complex":
-        a, b = r.map("conj", a), r.map("conj", b) if isinstance(b, Value) else b
-    return r.map("mul", dy, b), r.map("mul", dy, a)
+    b = r.conj(b) if isinstance(b, Value) else b
+    return r.map("mul", dy, b), r.map("mul", dy, r.conj(a))
 
 
 def _div(r: Reverse, dy: Value, y: Value, a: Value, b: Arg) -> Sequence[Value | None]:
@@ -169,6 +184,13 @@ def _atan2(r: Reverse, dy: Value, y: Value, a: Value, b: Value) -> Sequence[Valu
     """b dy / (a² + b²), and -a dy / (a² + b²)"""
     share = r.map("div", dy, r.map("add", r.map("mul", a, a), r.map("mul", b, b)))
     return r.map("mul", share, b), r.map("neg", r.map("mul", share, a))
+
+
+def _hypot(r: Reverse, dy: Value, y: Value, a: Value, b: Value) -> Sequence[Value | None]:
+    """a dy / y and b dy / y; nothing where both are zero, as torch has it of a complex number's
+    size."""
+    share = r.map("where", r.map("eq", y, 0.0), r.zero(dy), r.map("div", dy, y))
+    return r.map("mul", share, a), r.map("mul", share, b)
 
 
 def _copysign(r: Reverse, dy: Value, y: Value, a: Value, b: Arg) -> Sequence[Value | None]:
@@ -236,6 +258,7 @@ SEVERAL: dict[str, Several] = {
     "div": _div,
     "pow": _pow,
     "atan2": _atan2,
+    "hypot": _hypot,
     "copysign": _copysign,
     "min": _extreme("lt", "gt"),
     "max": _extreme("gt", "lt"),

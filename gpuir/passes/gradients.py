@@ -8,6 +8,7 @@ the result (softmax, relu) so does the rule, where it reads the operand (norms, 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from math import prod
 from typing import Any
 
@@ -182,7 +183,7 @@ def _reduce(r: Reverse, op: t.Reduce, results: Sequence[Value], dy: Value) -> No
             share = r.map("div", dy, r.reduce("sum", hit, op.axes))
             r.give(x, r.map("mul", hit, share))
         case "prod":
-            r.give(x, r.map("mul", _others(r, x, op.axes), dy))
+            r.give(x, r.map("mul", r.conj(_others(r, x, op.axes)), dy))
 
 
 def _others(r: Reverse, x: Value, axes: tuple[int, ...]) -> Value:
@@ -203,15 +204,23 @@ def _others(r: Reverse, x: Value, axes: tuple[int, ...]) -> Value:
 
 
 def _cumulative(r: Reverse, op: t.Cumulative, results: Sequence[Value], dy: Value) -> None:
-    """The sum backwards; of a product dy y, divided by x, so where x has no zero."""
-    if op.fn == "sum":
-        r.give(op.x, r.b(t.Cumulative("sum", dy, op.axis, op.exclusive, not op.reverse)))
-        return
-    if op.fn != "prod":
-        raise ModelError(f"gpuir has no gradient of t.cumulative {op.fn}")
-    through = r.map("mul", dy, results[0])
-    total = r.b(t.Cumulative("sum", through, op.axis, op.exclusive, not op.reverse))
-    r.give(op.x, r.map("div", total, op.x))
+    """The sum backwards; of a product dy y, divided by x, so where x has no zero; of a logarithm
+    dy exp(-y), times exp(x)."""
+
+    def back(x: Value) -> Value:
+        return r.b(t.Cumulative("sum", x, op.axis, op.exclusive, not op.reverse))
+
+    match op.fn:
+        case "sum":
+            r.give(op.x, back(dy))
+        case "prod":
+            total = back(r.map("mul", dy, r.conj(results[0])))
+            r.give(op.x, r.map("div", total, r.conj(op.x)))
+        case "logaddexp":
+            less = r.map("exp", r.map("neg", r.conj(results[0])))
+            r.give(op.x, r.map("mul", back(r.map("mul", dy, less)), r.map("exp", r.conj(op.x))))
+        case _:
+            raise ModelError(f"gpuir has no gradient of t.cumulative {op.fn}")
 
 
 def _topk(r: Reverse, op: t.TopK, results: Sequence[Value], dy: Value) -> None:
@@ -249,16 +258,16 @@ def _normalize(r: Reverse, op: t.Normalize, results: Sequence[Value], dy: Value)
 
 
 def _matmul(r: Reverse, op: t.Matmul, results: Sequence[Value], dy: Value) -> None:
-    """da = dy bᵀ, db = aᵀ dy; a matrix that a whole batch shares gets one product over its rows.
-    Of a matrix that is another one turned, as a linear layer's weight, it is (dyᵀ a)ᵀ: what PyTorch
-    computes then (torch/csrc/autograd/FunctionsManual.cpp, mm_mat2_backward), and no copy."""
-    if dy.type.dtype.kind == "complex":
-        raise ModelError("gpuir has no gradient of a product of complex matrices")
+    """da = dy bᵀ, db = aᵀ dy, of complex matrices with the conjugates of a and b; a matrix that a
+    whole batch shares gets one product over its rows. Of a matrix that is another one turned, as a
+    linear layer's weight, it is (dyᵀ a)ᵀ: what PyTorch computes then (torch/csrc/autograd/
+    FunctionsManual.cpp, mm_mat2_backward), and no copy."""
     a, b = op.a, op.b
     dy = r.cast(dy, a.type.dtype)
     if r.wants(a):
-        r.give(a, r.b(t.Matmul(dy, r.turned(b))))
+        r.give(a, r.b(t.Matmul(dy, r.turned(r.conj(b)))))
     if r.wants(b):
+        a = r.conj(a)
         if b.type.rank == 2:
             a, dy = rows(r, a), rows(r, dy)
         turned = isinstance(r.b.producer(b), t.Transpose) and b.type.rank == 2
@@ -282,9 +291,10 @@ def _conv(r: Reverse, op: t.Conv, results: Sequence[Value], dy: Value) -> None:
         extra = tuple(
             n - ((p - 1) * s - low - high + d * (w - 1) + 1) for n, p, w, s, low, high, d in rows
         )
-        r.give(op.x, r.b(t.ConvTranspose(dy, op.w, *_steps(op), op.groups, extra)))
+        r.give(op.x, r.b(t.ConvTranspose(dy, r.conj(op.w), *_steps(op), op.groups, extra)))
     if r.wants(op.w):
-        r.give(op.w, r.b(t.ConvWeightGradient(op.x, dy, window, *_steps(op), op.groups)))
+        dw = t.ConvWeightGradient(r.conj(op.x), dy, window, *_steps(op), op.groups)
+        r.give(op.w, r.b(dw))
 
 
 def _conv_transpose(r: Reverse, op: t.ConvTranspose, results: Sequence[Value], dy: Value) -> None:
@@ -293,10 +303,10 @@ def _conv_transpose(r: Reverse, op: t.ConvTranspose, results: Sequence[Value], d
     high = tuple(b - e for b, e in zip(op.high, extra, strict=True))
     parts = (op.strides, op.low, high, op.dilations)
     if r.wants(op.x):
-        r.give(op.x, r.b(t.Conv(dy, op.w, *parts, op.groups)))
+        r.give(op.x, r.b(t.Conv(dy, r.conj(op.w), *parts, op.groups)))
     if r.wants(op.w):
         window = op.w.type.shape[2:]
-        r.give(op.w, r.b(t.ConvWeightGradient(dy, op.x, window, *parts, op.groups)))
+        r.give(op.w, r.b(t.ConvWeightGradient(dy, r.conj(op.x), window, *parts, op.groups)))
 
 
 def _steps(op: t.Conv) -> tuple[Extents, Extents, Extents, Extents]:
@@ -370,6 +380,44 @@ def _adaptive_mean(r: Reverse, op: t.Routine, results: Sequence[Value], dy: Valu
     r.give(x, r.b(t.Routine("adaptive_pool_gradient", (dy,), (type,), given, work=op.work)))
 
 
+def _fourier(r: Reverse, op: t.Routine, results: Sequence[Value], dy: Value) -> None:
+    """The conjugate transform, as PyTorch takes it (torch/csrc/autograd/FunctionsManual.cpp,
+    fft_r2c_backward and fft_c2r_backward): what half a spectrum leaves out is zero on the way back
+    to real cells, and cells that stand for two count twice."""
+    (x,), attrs = op.args, dict(op.attrs)
+    axes = attrs["axes"]
+    assert isinstance(axes, tuple)
+    axis = int(axes[-1])
+
+    def transform(v: Value, kind: str, type: TensorType, forward: bool, work: int) -> Value:
+        own = {"kind": kind, "forward": forward, "onesided": kind == "r2c", "length": 0}
+        return r.b(t.Routine("fft", (v,), (type,), tuple((attrs | own).items()), work=work))
+
+    match attrs["kind"]:
+        case "c2c":
+            r.give(x, transform(dy, "c2c", x.type, not attrs["forward"], op.work))
+        case "r2c":
+            most = [0] * x.type.rank
+            most[axis] = x.type.shape[axis] - dy.type.shape[axis]
+            whole = r.b(t.Pad(dy, (0,) * x.type.rank, tuple(most))) if most[axis] else dy
+            r.give(x, transform(whole, "c2c", whole.type, False, 2 * op.work))
+        case _:
+            half = transform(dy, "r2c", x.type, True, op.work)
+            twice = dy.type.shape[axis] - x.type.shape[axis]
+            if twice > 0:
+                ends = (0, 1, 1 + twice, x.type.shape[axis])
+                first, middle, last = (_columns_of(r, half, axis, a, b) for a, b in pairwise(ends))
+                half = r.b(t.Concat((first, r.map("mul", middle, 2.0), last), axis))
+            r.give(x, half)
+
+
+def _columns_of(r: Reverse, x: Value, axis: int, start: int, stop: int) -> Value:
+    shape = x.type.shape
+    starts = tuple(start if a == axis else 0 for a in range(len(shape)))
+    sizes = tuple(stop - start if a == axis else n for a, n in enumerate(shape))
+    return r.b(t.Slice(x, starts, sizes, (1,) * len(shape)))
+
+
 def rule_of(op: Op) -> Rule | None:
     """The gradient of an op, or of a routine by its name; None where there is none."""
     return ROUTINES.get(op.fn) if isinstance(op, t.Routine) else GRADIENTS.get(type(op))
@@ -379,7 +427,11 @@ def no_gradient(r: Reverse, op: Op, results: Sequence[Value], dy: Value) -> None
     """Of integers, of bits, or of nothing."""
 
 
-ROUTINES: dict[str, Rule] = {"col2im": _columns, "adaptive_pool": _adaptive_mean}
+ROUTINES: dict[str, Rule] = {
+    "col2im": _columns,
+    "adaptive_pool": _adaptive_mean,
+    "fft": _fourier,
+}
 GRADIENTS: dict[type[Op], Rule] = {
     **dict.fromkeys((t.Bitcast, t.Constant, t.Iota, t.ArgReduce), no_gradient),
     **dict.fromkeys((t.Cast, t.Ordered, t.Broadcast), _same),

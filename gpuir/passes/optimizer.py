@@ -123,7 +123,7 @@ class Optimizer(Pass):
         square of the norm is a sum, so that ranks may each have a part of it.
         """
         kinds = by_dtype(pairs)
-        grads = [[g for _, g in alike] for alike in kinds]
+        grads = [in_parts(b, [g for _, g in alike]) for alike in kinds]
         if self.loss_scale != 1.0:
             by = (self.loss_scale,)
             grads = [launch(b, "div", [some], by, one=not self.foreach)[0] for some in grads]
@@ -140,6 +140,8 @@ class Optimizer(Pass):
         for alike, some in zip(kinds, grads, strict=True):
             lists = (some, [factor] * len(some))
             (less,) = launch(b, "times", lists, (), one=not self.foreach)
+            if alike[0][1].type.dtype.is_complex:
+                less = [b(t.Parts(g)) for g in less]
             found += [(w, g) for (w, _), g in zip(alike, less, strict=True)]
         return found
 
@@ -149,11 +151,12 @@ class Optimizer(Pass):
         """Appends the update of params with their gradients; gives what is new, with the old."""
         params, grads = [w for w, _ in pairs], [g for _, g in pairs]
         kept = [[b.param(f"{w.name}.{s}", g.type) for w, g in pairs] for s in self.states]
-        lists = (params, grads, *kept)
+        lists = [in_parts(b, some) for some in (params, grads, *kept)]
         changed = (self.fused_step if self.fused else self.foreach_step)(b, lists)
         renamed: dict[Value, Value] = {}
         weights = frozenset(params)
-        for old, new in zip((params, *kept), changed, strict=True):
+        for old, parts in zip((params, *kept), changed, strict=True):
+            new = [b(t.Parts(v)) for v in parts] if old[0].type.dtype.is_complex else parts
             for before, after in zip(old, new, strict=True):
                 value = Value(b.names.fresh(f"{before.name}.new"), after.type)
                 renamed[after] = value
@@ -236,6 +239,12 @@ def by_dtype(pairs: Sequence[tuple[Value, Value]]) -> list[list[tuple[Value, Val
     for w, g in pairs:
         groups.setdefault(w.type.dtype.name, []).append((w, g))
     return list(groups.values())
+
+
+def in_parts(b: Builder, tensors: list[Value]) -> list[Value]:
+    """Complex tensors as pairs of real numbers, which are updated each by itself (torch/optim/
+    optimizer.py, _view_as_real)."""
+    return [b(t.Parts(v)) if v.type.dtype.is_complex else v for v in tensors]
 
 
 def launch(

@@ -114,6 +114,10 @@ class Reverse:
             return scaled
         return self.b(t.Map(fn, values, numbers))
 
+    def conj(self, x: Value) -> Value:
+        """The conjugate of complex numbers: what a product's gradient is multiplied by."""
+        return self.map("conj", x) if x.type.dtype.is_complex else x
+
     def _scaled(self, x: Value, number: float) -> Value | None:
         """x times a number without an op: by one, or of a constant."""
         match self.b.producer(x):

@@ -16,10 +16,10 @@ from gpuir.ir.build import Builder
 from gpuir.ir.errors import ModelError, UsageError
 from gpuir.ir.graph import Graph, Level, Node, Op, Value
 from gpuir.ir.phases import phase_of
-from gpuir.ir.types import TensorType, bool_, f64, i64
+from gpuir.ir.types import TensorType, bool_, c128, f64, i64
 from gpuir.ops import tensor as t
 from gpuir.ops.scalar import SCALARS
-from gpuir.passes.derivatives import FLAT
+from gpuir.passes.derivatives import FLAT, HOLOMORPHIC, LINEAR
 from gpuir.passes.gradients import GRADIENTS, ROUTINES, no_gradient
 from gpuir.stacks.table import pipeline
 from gpuir.text import parse, show
@@ -33,7 +33,7 @@ LOWER = "canonicalize,fuse,legalize,tile{target=a100},annotate"
 @dataclass
 class Case:
     """An op of float operands, drawn in [`low`, `high`] in these shapes, and the same in torch.
-    `given` are operands that nothing is differentiated by."""
+    `given` are operands that nothing is differentiated by. `complex` draws both parts."""
 
     op: Callable[..., Op]
     torch: Callable[..., Any]
@@ -41,6 +41,7 @@ class Case:
     low: float = -1.0
     high: float = 1.0
     given: tuple[Any, ...] = ()
+    complex: bool = False
 
 
 def build(case: Case, values: list[np.ndarray]) -> Graph:
@@ -60,6 +61,8 @@ def build(case: Case, values: list[np.ndarray]) -> Graph:
 def check(case: Case, seed: int = 0) -> None:
     rng = np.random.default_rng(seed)
     values = [rng.uniform(case.low, case.high, s) for s in case.shapes]
+    if case.complex:
+        values = [v + 1j * rng.uniform(case.low, case.high, v.shape) for v in values]
     g = build(case, values)
     weights = rng.uniform(0.5, 1.5, next(v for v in g.inputs if v.name == "weights").type.shape)
     tensors = [torch.tensor(v, requires_grad=True) for v in values]
@@ -75,7 +78,7 @@ def check(case: Case, seed: int = 0) -> None:
         found = interp.run(graph, given)
         np.testing.assert_allclose(found["loss"], loss.item(), rtol=1e-6)
         for i, x in enumerate(tensors):
-            expected = np.zeros(x.shape) if x.grad is None else x.grad.numpy()
+            expected = np.zeros(x.shape) if x.grad is None else x.grad.resolve_conj().numpy()
             if f"x{i}.grad" not in found:  # no gradient is a gradient of zero
                 assert not expected.any() and grad.assumed
                 continue
@@ -110,6 +113,7 @@ MAPS: dict[str, Case] = {
     "lgamma": Case(of("lgamma"), torch.lgamma, ONE, 0.3, 5),
     "conj": Case(of("conj"), torch.conj, ONE),
     "atan2": Case(of("atan2"), torch.atan2, TWO, 0.3, 2),
+    "hypot": Case(of("hypot"), torch.hypot, TWO, 0.3, 2),
     "copysign": Case(of("copysign"), torch.copysign, TWO, 0.3, 2),
     "identity": Case(of("identity"), lambda x: x * 1, ONE),
     "copy": Case(of("copy"), lambda x: x * 1, ONE),
@@ -560,13 +564,115 @@ def test_gradient_of_tensor_op(name):
     check(TENSOR[name])
 
 
+def transform(kind: str, axes: tuple[int, ...], length: int = 0, how: int = 0) -> Callable[..., Op]:
+    """`t.routine fft`, as the frontend makes it of torch's."""
+
+    def op(x: Value) -> Op:
+        shape, last = list(x.type.shape), axes[-1]
+        if kind != "c2c":
+            shape[last] = length if kind == "c2r" else shape[last] // 2 + 1
+        type = TensorType(tuple(shape), f64 if kind == "c2r" else c128)
+        attrs = {"kind": kind, "axes": axes, "normalization": how, "onesided": True}
+        attrs |= {"forward": kind == "r2c", "length": length}
+        return t.Routine("fft", (x,), (type,), tuple(attrs.items()))
+
+    return op
+
+
+COMPLEX_MAPS = {
+    **{name: getattr(torch, name) for name in ("exp", "expm1", "log", "log1p", "sqrt", "rsqrt")},
+    **{name: getattr(torch, name) for name in ("sin", "cos", "tan", "asin", "acos", "atan")},
+    **{name: getattr(torch, name) for name in ("sinh", "cosh", "tanh", "asinh", "acosh", "atanh")},
+    **{name: getattr(torch, name) for name in ("reciprocal", "sigmoid", "neg")},
+    "conj": torch.conj_physical,
+    **dict.fromkeys(("identity", "copy"), lambda x: x * 1),
+    "silu": lambda x: x * torch.sigmoid(x),
+    **{name: getattr(torch, name) for name in ("add", "sub", "mul", "div", "pow")},
+    "where": lambda a, b, c: torch.where(c, a, b),
+}
+HALF = (np.array([[True], [False], [True]]),)
+
+
+def complex_map(name: str) -> Case:
+    if name == "where":
+        op = lambda a, b, c: t.Map("where", (c, a, b))  # noqa: E731
+        return Case(op, COMPLEX_MAPS[name], ((3, 4), (4,)), given=HALF, complex=True)
+    shapes = ((3, 4), (4,))[: SCALARS[name].arity]
+    return Case(of(name), COMPLEX_MAPS[name], shapes, 0.1, 0.9, complex=True)
+
+
+COMPLEX: dict[str, Case] = {
+    **{f"map {name}": complex_map(name) for name in COMPLEX_MAPS},
+    "pow 3": Case(of("pow", 3.0), lambda x: x**3, ((3,),), complex=True),
+    "real part": Case(lambda x: t.Cast(x, f64), lambda x: x.real, ((3, 4),), complex=True),
+    "cast": Case(lambda x: t.Cast(x, c128), lambda x: x.to(torch.complex128), ((3, 4),)),
+    "parts": Case(lambda x: t.Parts(x), torch.view_as_real, ((3, 4),), complex=True),
+    "matmul": Case(t.Matmul, torch.matmul, ((3, 4), (4, 5)), complex=True),
+    "matmul of a batch": Case(t.Matmul, torch.matmul, ((2, 3, 4), (4, 5)), complex=True),
+    "bmm": Case(t.Matmul, torch.matmul, ((2, 3, 4), (2, 4, 5)), complex=True),
+    "conv": replace(conv_case((2, 4, 5, 6), (6, 2, 3, 3), stride=2, pad=1, groups=2), complex=True),
+    "conv 1d": replace(conv_case((2, 3, 8), (4, 3, 3), dilation=2), complex=True),
+    "transposed": replace(
+        transposed_case((2, 4, 5, 5), (4, 3, 3, 3), stride=2, pad=1, extra=1), complex=True
+    ),
+    **{
+        f"reduce {fn}": Case(
+            lambda x, fn=fn: t.Reduce(fn, x, (1,)),
+            lambda x, fn=fn: getattr(torch, fn)(x, 1),
+            ((3, 4),),
+            complex=True,
+        )
+        for fn in ("sum", "mean", "prod")
+    },
+    **{
+        f"running {ours}": Case(
+            lambda x, fn=ours: t.Cumulative(fn, x, 1),
+            lambda x, fn=theirs: getattr(torch, fn)(x, 1),
+            ((3, 4),),
+            complex=True,
+        )
+        for ours, theirs in (("sum", "cumsum"), ("prod", "cumprod"), ("logaddexp", "logcumsumexp"))
+    },
+    **{
+        f"rfft of {n}": Case(transform("r2c", (0, 1)), lambda x: torch.fft.rfft2(x), ((4, n),))
+        for n in (1, 2, 5, 6)
+    },
+    **{
+        f"irfft to {n}": Case(
+            transform("c2r", (0, 1), n, 2),
+            lambda x, n=n: torch.fft.irfft2(x, (4, n)),
+            ((4, n // 2 + 1),),
+            complex=True,
+        )
+        for n in (2, 5, 6)
+    },
+    "ifft": Case(
+        transform("c2c", (1,), how=1),
+        lambda x: torch.fft.ifft(x, norm="ortho"),
+        ((3, 5),),
+        complex=True,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", COMPLEX)
+def test_gradient_of_complex_op(name):
+    """That of both parts, as torch has it: with the conjugate of the derivative."""
+    check(COMPLEX[name])
+
+
+def test_every_function_of_complex_numbers_is_checked():
+    assert set(COMPLEX_MAPS) == {*LINEAR, *HOLOMORPHIC}
+
+
 def test_every_tensor_op_is_checked_or_has_no_gradient():
     """New ops come with a rule and a case."""
     rng = np.random.default_rng(0)
     ops = [build(c, [rng.random(s) for s in c.shapes]).nodes[0].op for c in TENSOR.values()]
     none = {op for op, rule in GRADIENTS.items() if rule is no_gradient}
     assert {type(op) for op in ops} - {t.Routine} | none | {t.Map} == set(GRADIENTS)
-    assert {op.fn for op in ops if isinstance(op, t.Routine)} == set(ROUTINES)
+    complex_ones = {"fft"}  # in COMPLEX
+    assert {op.fn for op in ops if isinstance(op, t.Routine)} == set(ROUTINES) - complex_ones
     missing = {op.name for op in t.OPS.values() if op not in GRADIENTS}
     ours = {name for name in t.OPS if name.endswith("_gradient")}
     cut = {"t.collective", "t.shard"}  # a graph is cut after its gradients are derived
