@@ -226,6 +226,16 @@ def test_trips_from_a_size_or_from_the_command_line():
         load(given)
 
 
+@pytest.mark.parametrize("bound", ["n", ""])
+def test_trips_from_a_condition_that_depends_on_the_trip_alone(bound: str):
+    b = body([*APPEND, node("Less", ["i", "i3"], ["c3"])])
+    b.output[0].name = "c3"
+    nodes = [EMPTY, node("Loop", [bound, "yes", "s0"], ["sT"], body=b, name="loop"), concat(0, 1)]
+    m = agrees(made(nodes), {"x": X})
+    assert m.graph.outputs[0].type.shape == (4, 4, 3)
+    assert "loop: 4 trips, from its condition" in m.graph.assumed
+
+
 def test_no_trips_leave_the_sequence_as_it_was():
     agrees(made([*START, loop(trips="i0")[1], concat()]), {"x": X})
     with pytest.raises(ModelError, match="the sequence is empty"):

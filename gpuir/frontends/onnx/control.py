@@ -186,8 +186,11 @@ class _Loop:
             )
             raise ModelError(f"--trip-count {self.n.name}={given}", expected=expected)
         trips, why = (given, "by --trip-count") if given is not None else (bound, "from the model")
-        if trips is None:
-            trips, why = self.count(COMPUTED), "from its condition"
+        if given is None and not self.never_ends():
+            most = COMPUTED if bound is None else min(bound, COMPUTED)
+            found = self.count(most)  # where the condition is known in each trip
+            if found is not None and (found < most or found == bound):
+                trips, why = found, "from its condition"
         if trips is None:
             raise ModelError(
                 "Loop: the trip count is not known",
