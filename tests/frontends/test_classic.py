@@ -69,6 +69,10 @@ CASES: list[tuple[str, np.ndarray[Any, Any], dict[str, Any]]] = [
         for how in ("SUM", "AVERAGE", "MIN", "MAX")
     ),
     ("TreeEnsembleRegressor", FULL, REGRESSOR | {"base_values": [100.0, 200.0]}),
+    *(
+        ("TreeEnsembleRegressor", FULL, REGRESSOR | {"post_transform": how})
+        for how in ("LOGISTIC", "SOFTMAX", "SOFTMAX_ZERO")
+    ),
 ]
 
 
@@ -101,6 +105,11 @@ def classifier(ids: list[int], weights: list[float], labels: int) -> dict[str, A
         classifier([0, 0, 0, 0], [0.9, 0.1, 0.3, 0.05], 2),
         classifier([0, 0, 0, 0], [0.9, -0.1, -0.3, 0.05], 2),
         classifier([0, 0, 0, 0], [0.9, -0.1, -0.3, 0.05], 2) | {"post_transform": "LOGISTIC"},
+        *(
+            classifier([0, 0, 0, 0], weights, 2) | {"post_transform": how}
+            for weights in ([0.9, 0.1, 0.3, 0.05], [0.9, -0.1, -0.3, 0.05])
+            for how in ("LOGISTIC", "SOFTMAX", "SOFTMAX_ZERO")
+        ),
         classifier([1, 1, 1, 1], [0.9, 0.1, 0.3, 0.05], 2),
         classifier([1, 1, 1, 1], [0.9, -0.1, -0.3, 0.05], 2),
         classifier([1, 1, 1, 1], [0.9, -0.1, -0.3, 0.05], 2) | {"post_transform": "LOGISTIC"},

@@ -130,6 +130,20 @@ def probit(e: Emitter, y: Value) -> Value:
     return e(t.Map("mul", (signed,), (2**0.5,)))
 
 
+def second_class(n: OnnxNode, e: Emitter, s: Value, how: str, negative: bool = False) -> Value:
+    """Both scores where one is computed: 1 - s and s, or -s and s. Of the transforms, LOGISTIC
+    alone changes them, to 1 - sigmoid(s) and sigmoid(s)."""
+    if how == "PROBIT":
+        raise ModelError(
+            f"{n.op}: post_transform=PROBIT is not supported of one score for two classes",
+            expected="NONE, LOGISTIC, SOFTMAX or SOFTMAX_ZERO",
+        )
+    if how == "LOGISTIC":
+        s, negative = e(t.Map("sigmoid", (s,))), False
+    other = t.Map("neg", (s,)) if negative else t.Map("sub", (e.constant(1, f32), s))
+    return e(t.Concat((e(other), s), 1))
+
+
 def labels(n: OnnxNode, e: Emitter, attr: str) -> tuple[Value, int]:
     """The class labels, and how many there are; of labels that are text, their places."""
     if texts := n.attr("classlabels_strings"):
@@ -415,9 +429,7 @@ def tree_ensemble_classifier(n: OnnxNode, e: Emitter) -> tuple[Value, Value]:
     if set(ids) == {1}:
         y = e(t.Concat((e.fill(0, s.type), s), 1))
         return e(t.Gather(names, chosen)), transformed(n, e, y, how)
-    other = t.Map("sub", (e.constant(1, f32), s)) if is_probability else t.Map("neg", (s,))
-    y = e(t.Concat((e(other), s), 1))
-    return e(t.Gather(names, chosen)), y if is_probability else transformed(n, e, y, how)
+    return e(t.Gather(names, chosen)), second_class(n, e, s, how, not is_probability)
 
 
 def zip_map(n: OnnxNode, e: Emitter) -> Value:

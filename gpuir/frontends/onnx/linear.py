@@ -9,7 +9,7 @@ from itertools import combinations
 import numpy as np
 
 from gpuir.frontends.emit import Emitter
-from gpuir.frontends.onnx.classic import as_f32, labels, transformed
+from gpuir.frontends.onnx.classic import as_f32, labels, second_class, transformed
 from gpuir.frontends.onnx.node import Converter, OnnxNode
 from gpuir.ir.errors import ModelError
 from gpuir.ir.graph import Value
@@ -94,20 +94,6 @@ def linear_classifier(n: OnnxNode, e: Emitter) -> tuple[Value, Value]:
     if classes > 1:
         return e(t.Gather(names, e(t.ArgReduce("max", s, 1)))), transformed(n, e, s, how)
     return chosen(e, e(t.Map("gt", (s,), (0.0,))), names), second_class(n, e, s, how)
-
-
-def second_class(n: OnnxNode, e: Emitter, s: Value, how: str, negative: bool = False) -> Value:
-    """Both scores where one is computed: 1 - s and s, or -s and s. Of the transforms, LOGISTIC
-    alone changes them."""
-    if how == "PROBIT":
-        raise ModelError(
-            f"{n.op}: post_transform=PROBIT is not supported of one score for two classes",
-            expected="NONE, LOGISTIC, SOFTMAX or SOFTMAX_ZERO",
-        )
-    if how == "LOGISTIC":
-        s = e(t.Map("sigmoid", (s,)))
-    other = t.Map("neg", (s,)) if negative else t.Map("sub", (e.constant(1, f32), s))
-    return e(t.Concat((e(other), s), 1))
 
 
 # ---------------------------------------------------------------------------- support vectors
