@@ -88,7 +88,7 @@ def listing(given: dict[str, Any]) -> Layout:
     return shape if given["top"] is None else replace(shape, top=given["top"])
 
 
-MERGES = ("recognize", "sink", "split")  # of a stack's passes, besides fuse
+MERGES = ("basic", "nbits", "recognize", "sink", "split")  # of a stack's passes, besides fuse
 
 
 def op_by_op(passes: str) -> str:

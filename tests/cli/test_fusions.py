@@ -57,3 +57,19 @@ def test_launches_are_those_of_the_report(cell: str, make: Any, profile: str, tm
     if profile == "eager":  # which runs each node by itself
         assert told["unfused"]["launches"] == report["launches"]
         assert told["fusions"] == []
+
+
+def test_a_weight_that_onnxruntime_unpacks_in_the_product_is_a_fusion(tmp_path: Path):
+    weights = [
+        const("w", np.zeros((64, 32), np.int8)),
+        const("s", np.ones((4, 32), np.float32)),
+    ]
+    unpack = node("DequantizeLinear", ["w", "s"], ["d"], name="unpack", axis=0, block_size=16)
+    product = node("MatMul", ["x", "d"], ["y"], name="product")
+    made = model([unpack, product], [info("x", [1, 64])], [info("y")], weights, 21, ir_version=10)
+    path = tmp_path / "m.onnx"
+    path.write_bytes(made.SerializeToString())
+    told = said("explain", path, "--fusions", "--profile", "ort")
+    assert (told["unfused"]["launches"], told["fused"]["launches"]) == (2, 1)
+    (fusion,) = told["fusions"]
+    assert fusion["launches"] == 2
