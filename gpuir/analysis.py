@@ -25,6 +25,7 @@ from gpuir.plan.mig.workloads import Alone
 from gpuir.report.find import find_kernel
 from gpuir.report.notebook import html
 from gpuir.report.summary import Device, Kernel, Summary, summarize
+from gpuir.simulate.fitting import ToFit, larger_target
 from gpuir.simulate.memory import memory
 from gpuir.simulate.timeline import filled, timeline
 from gpuir.stacks.table import pipeline
@@ -240,7 +241,11 @@ def summary(graph: Graph, *, warnings: Iterable[str] = (), batch: int | None = N
     def explain(x: Kernel) -> tuple[Line, ...]:
         return () if x.rest else _explained(graph, x.node)
 
-    return summarize(graph, device, tuple(warnings), batch, held, explain, html)
+    def fixes(_: Summary) -> tuple[ToFit, ...]:
+        found = larger_target(graph, target)
+        return () if found is None else (found,)
+
+    return summarize(graph, device, tuple(warnings), batch, held, explain, html, fixes)
 
 
 def run_alone(graph: Graph) -> Alone:

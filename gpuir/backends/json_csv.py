@@ -49,6 +49,7 @@ def _report(s: Summary) -> dict[str, Any]:
         phases=[_total(total) for total in s.phases],
         modules=[_total(module.total) for module in modules(s.running)],
         memory=memory_record(s.memory),
+        to_fit=[record(x, "change option spare_bytes") for x in s.to_fit],
         coverage={
             share.status: record(share, "nodes flops bytes time_s", what=dict(share.what))
             for share in s.coverage

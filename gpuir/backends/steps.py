@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from gpuir.backends import structured
 from gpuir.backends.structured import record
-from gpuir.backends.terminal import Layout, Page, gains_text, traffic
+from gpuir.backends.terminal import Layout, Page, gains_text, to_fit_text, traffic
 from gpuir.report.units import percent, quantity, rate
 from gpuir.simulate.memory import available_bytes
 from gpuir.simulate.microbatches import Task
@@ -27,6 +27,8 @@ def json_text(s: Step, batch: int | None) -> str:
             "exposed_s idle_s assumed tp_shared",
         ),
         gains=[record(x, "cause gain_s") for x in s.gains],
+        fits=s.fits,
+        to_fit=[record(x, "change option spare_bytes") for x in s.to_fit],
         ranks=s.parallel.ranks,
         profile=s.profile.name,
         batch=batch,
@@ -54,7 +56,8 @@ def report(s: Step, batch: int | None, layout: Layout, path: bool = False) -> st
     also each turn of the chain that decides the end."""
     page = Page(layout.width, layout.color)
     gpus = f"{s.parallel.ranks:,} GPU{'s' * (s.parallel.ranks > 1)}"
-    page.heading(f"{s.model} on {gpus} of {s.cluster} ({s.target})")
+    lacks = "" if s.fits else f"does not fit, {quantity(-s.spare_bytes, 'bytes')} short: "
+    page.heading(f"{lacks}{s.model} on {gpus} of {s.cluster} ({s.target})")
     page.line()
     for label, text in head(s, batch):
         page.wrapped(label, text)
@@ -94,6 +97,8 @@ def _kinds(s: Step) -> Iterator[tuple[str, ...]]:
 
 def head(s: Step, batch: int | None) -> Iterator[tuple[str, str]]:
     p, part = s.parallel, s.slowest
+    if not s.fits:
+        yield "to fit", to_fit_text(s.to_fit)
     speed = f", {rate(batch / s.time_s)} items a second" if batch and s.time_s else ""
     yield "step", f"{quantity(s.time_s, 's', 4)}{speed}"
     if s.interval is not None:

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from gpuir.backends.structured import csv_text, json_text, record
-from gpuir.backends.terminal import Layout, Page
+from gpuir.backends.terminal import Layout, Page, to_fit_text
 from gpuir.plan.sweep import Dims, Point, Series, Sweep
 from gpuir.report.units import percent, quantity, rate
 
@@ -17,6 +17,11 @@ DETAILED = 6  # series, up to which each has a table of its own
 def sweep_text(s: Sweep, layout: Layout) -> str:
     """A table each for a few series, one line each for many, and who wins."""
     page = Page(layout.width, layout.color)
+    if (p := s.nearest) is not None:
+        short = quantity(p.reserved_bytes - p.available_bytes, "bytes")
+        page.heading(f"nothing fits: the nearest is {_where(s, p)}, {short} short")
+        page.wrapped("to fit", to_fit_text(s.to_fit))
+        page.line()
     if len(s.series) <= DETAILED:
         for series in s.series:
             _series(s, series, page)
@@ -181,6 +186,7 @@ def sweep_json(s: Sweep) -> str:
         series=[_series_record(x) for x in s.series],
         fastest=s.fastest and _record(s.fastest),
         cheapest=s.cheapest and _record(s.cheapest),
+        to_fit=[record(x, "change option spare_bytes") for x in s.to_fit],
         refused=[{"dims": dict(dims), "why": why} for dims, why in s.refused],
         unsupported=[
             {"target": target, "profile": profile, "why": why}

@@ -20,6 +20,7 @@ from gpuir.targets.profile import Profile, load_profile
 
 if TYPE_CHECKING:
     from gpuir.simulate.causes import Gain
+    from gpuir.simulate.fitting import ToFit
     from gpuir.simulate.memory import Memory, Moment
     from gpuir.simulate.timeline import Traffic
 
@@ -203,7 +204,8 @@ def short_words(text: str) -> str:
 
 def _single(s: Summary, page: Page, layout: Layout) -> None:
     title = f"{s.device.title} ({s.device.name})" if s.device.title else s.device.name
-    page.heading(f"{s.model} on {title}")
+    short = f"does not fit, {lacking(s.memory)}: " if s.memory.fits is False else ""
+    page.heading(f"{short}{s.model} on {title}")
     page.line()
     for label, text in answers(s):
         page.wrapped(label, text)
@@ -232,7 +234,12 @@ def machine_text(profile: Profile) -> str:
 def answers(s: Summary) -> Iterator[tuple[str, str]]:
     """What a reader asks first: how long, how sure, what bounds it, what to do. Of each line its
     label and text."""
-    yield "latency", f"{quantity(s.latency_s, 's', 4)}, {throughput(s)}"
+    unfit = s.memory.fits is False
+    if unfit:
+        yield "fits", fits_text(s.memory)
+        yield "to fit", to_fit_text(s.to_fit)
+    where = ", were there enough memory" if unfit else ""
+    yield "latency", f"{quantity(s.latency_s, 's', 4)}{where}, {throughput(s)}"
     if s.interval is not None:
         yield "interval", interval(s)
     bound = bounds(s.bounds, s.device_s) if s.device_s else ""
@@ -277,7 +284,7 @@ def head(s: Summary) -> Iterator[tuple[str, str]]:
         moved = f"{quantity(s.bytes, 'bytes')} at {quantity(s.bytes / s.latency_s, 'bytes/s')}"
         yield "work", f"{flops}; reads and writes {moved}{dram_text(s)}"
     yield "memory", memory_text(s.memory)
-    if s.memory.available_bytes is not None:
+    if s.memory.fits:
         yield "fits", fits_text(s.memory)
     yield "predictor", ", ".join(s.by) or "none: nothing to run"
     if s.interval is not None or s.unseen:
@@ -391,6 +398,22 @@ def fits_text(m: Memory) -> str:
     verdict = f"{room} to spare" if spare >= 0 else f"no, {room} short"
     reserved = f"{quantity(m.reserved_bytes, 'bytes')} reserved of {quantity(has, 'bytes')}"
     return f"{verdict}: {reserved} (allocator {m.allocator})"
+
+
+def lacking(m: Memory) -> str:
+    """`5.04 GB short`."""
+    return f"{quantity(-(m.spare_bytes or 0), 'bytes')} short"
+
+
+def to_fit_text(changes: Sequence[ToFit]) -> str:
+    """`--dims batch=6 (1.2 GB to spare), or --target a100-sxm-80gb (41 GB to spare)`."""
+    words = (
+        f"{x.option} ({quantity(x.spare_bytes, 'bytes')} to spare)" if x.spare_bytes else x.option
+        for x in changes
+    )
+    return ", or ".join(words) or (
+        "nothing that was tried; `gpuir largest` and `gpuir plan` try more"
+    )
 
 
 def moment_name(moment: Moment) -> str:
@@ -577,6 +600,10 @@ def _labelled(label: str, notes: Sequence[str], page: Page) -> None:
 def _compare(summaries: Sequence[Summary], page: Page, layout: Layout) -> None:
     first = summaries[0]
     page.heading(f"{first.model} {of_what(summaries)}")
+    for name, s in zip(run_names(summaries), summaries, strict=True):
+        if s.memory.fits is False:
+            changes = f"; {to_fit_text(s.to_fit)}" if s.to_fit else ""
+            page.wrapped("", f"does not fit on {name}: {lacking(s.memory)}{changes}", indent=0)
     page.line()
     titles, rows = comparison(summaries)
     columns = [(title, title not in (titles[0], "bound")) for title in titles]

@@ -51,6 +51,8 @@ def command(**given: Any) -> None:
     MODEL is an ONNX file, a PyTorch program (model.pt2, or my.module:build), a Hugging Face config
     (hf:config.json), or gpuir's IR as text (.gir). gpuir does not read weights.
 
+    The exit status is 1 if the model fits none of the targets.
+
     \b
     gpuir analyze model.onnx --target a100 --dims batch=8
     gpuir analyze model.onnx --target a100,h100-sxm,l4
@@ -62,6 +64,7 @@ def command(**given: Any) -> None:
     """
     import gpuir
     from gpuir.backends.table import find_backend
+    from gpuir.cli.fitting import with_fixes
     from gpuir.files import Folder
     from gpuir.ir.errors import PluginError
     from gpuir.plugins import blamed
@@ -82,6 +85,7 @@ def command(**given: Any) -> None:
         file=given["output"] or "",
     )
     summaries = [gpuir.summary(g, warnings=warnings, batch=size) for g in graphs]
+    summaries = with_fixes(given, loaded, summaries)
     with blamed(backend, f"the format {given['format']!r}"):
         text = backend(summaries, shape)
     if not isinstance(text, str | bytes | Folder):  # pyright: ignore[reportUnnecessaryIsInstance]
@@ -90,3 +94,5 @@ def command(**given: Any) -> None:
         for warning in warnings:
             warn(warning)
     emit(text, given["output"])
+    if all(s.memory.fits is False for s in summaries):
+        raise click.exceptions.Exit(1)

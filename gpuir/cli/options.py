@@ -509,5 +509,10 @@ def targets_of(given: dict[str, Any], loaded: Loaded) -> list[Target]:
 def batch(dims: tuple[tuple[tuple[str, int], ...], ...]) -> int | None:
     """The extent of the one dimension that is called a batch."""
     merged = dict(pair for pairs in dims for pair in pairs)
-    found = [n for name, n in merged.items() if re.search("batch", name, re.IGNORECASE)]
+    found = [n for name, n in merged.items() if is_batch(name)]
     return found[0] if len(found) == 1 else None
+
+
+def is_batch(name: str) -> bool:
+    """Whether a dimension is called a batch."""
+    return re.search("batch", name, re.IGNORECASE) is not None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, get_args
 
@@ -14,6 +15,7 @@ from gpuir.cli.output import emit, layout, warn
 from gpuir.simulate.parallel import ContextExchange, PipelineSchedule
 
 if TYPE_CHECKING:
+    from gpuir.cli.modules import Loaded
     from gpuir.simulate.step import Shared, Step
 
 DEGREE = click.IntRange(1, 1 << 20)
@@ -80,7 +82,7 @@ def command(**given: Any) -> None:
     """Predict a step of MODEL on many GPUs.
 
     gpuir loads MODEL with the batch of the whole step, of all ranks together, then splits it. Ranks
-    that do the same work are simulated once.
+    that do the same work are simulated once. The exit status is 1 if the step does not fit.
 
     \b
     gpuir simulate model.onnx --cluster dgx-a100 --tp 4 --dims batch=8
@@ -91,12 +93,28 @@ def command(**given: Any) -> None:
     gpuir simulate model.onnx --cluster dgx-a100 --tp 4 --dims batch=8 --format chakra -o traces
     gpuir simulate model.onnx --cluster dgx-a100 --tp 4 --dims batch=8 --format megatron
     """
+    from gpuir.cli.fitting import step_fixes
+
+    loaded = load_modules(given["modules"])
+    warnings: list[str] = []
+    step = _step(given, loaded, once(warnings))
+    if step.tp_shared and step.tp_shared.is_little:
+        warnings.append(few_cut(step.parallel.tp, step.tp_shared))
+    for warning in warnings:
+        warn(warning)
+    if given["format"] in ("table", "json"):
+        step = step_fixes(step, given, lambda other: _step(other, loaded, lambda _: None))
+    _show(step, given)
+    if not step.fits:
+        raise click.exceptions.Exit(1)
+
+
+def _step(given: dict[str, Any], loaded: Loaded, say: Callable[[str], None]) -> Step:
+    """The step that options ask for."""
     import gpuir
-    from gpuir.backends.steps import json_text, report
     from gpuir.cost.table import find_predictor
     from gpuir.passes.microbatch import Microbatch
 
-    loaded = load_modules(given["modules"])
     parallel = gpuir.Parallel(
         **{name: given[name] for name in ("dp", "tp", "pp", "cp", "ep", "zero")},
         **{name: given[name] for name in ("sequence", "overlap", "microbatches")},
@@ -108,15 +126,14 @@ def command(**given: Any) -> None:
     predictor: Any = find_predictor(given["predictor"], loaded.predictors)
     if given["predictor"].partition("@")[0] not in loaded.predictors:
         predictor = given["predictor"]
-    warnings: list[str] = []
     g = gpuir.load(
         given["model"],
-        warn=once(warnings),
+        warn=say,
         profile=profile,
         tf32=given["tf32"],
         **options.load_options(given, loaded),
     )
-    step = gpuir.simulate_ranks(
+    return gpuir.simulate_ranks(
         Microbatch(given["microbatches"]).run(g),
         given["cluster"],
         parallel,
@@ -125,10 +142,11 @@ def command(**given: Any) -> None:
         tf32=given["tf32"],
         slow=_slow(given["slow"]),
     )
-    if step.tp_shared and step.tp_shared.is_little:
-        warnings.append(few_cut(parallel.tp, step.tp_shared))
-    for warning in warnings:
-        warn(warning)
+
+
+def _show(step: Step, given: dict[str, Any]) -> None:
+    from gpuir.backends.steps import json_text, report
+
     batch = options.batch(given["dims"])
     if given["format"] == "json":
         emit(json_text(step, batch), given["output"])

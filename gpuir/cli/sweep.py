@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from math import prod
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
@@ -94,7 +95,7 @@ def command(**given: Any) -> None:
     """Compare batch sizes, GPUs and stacks: time, memory, money.
 
     For each combination gpuir predicts how long a run takes, how many items a second it processes,
-    how much memory it needs and what it costs.
+    how much memory it needs and what it costs. The exit status is 1 if nothing fits.
 
     \b
     gpuir sweep model.onnx --target a100 --batch 1,2,4..256
@@ -111,6 +112,7 @@ def command(**given: Any) -> None:
     gpuir sweep space.toml -o points --engine ray
     """
     from gpuir.backends.sweep import sweep_csv, sweep_json, sweep_text
+    from gpuir.cli.fitting import fixes_of
     from gpuir.ir.errors import UsageError
 
     if given["model"].endswith(".toml"):
@@ -126,7 +128,11 @@ def command(**given: Any) -> None:
             "--plot writes only PNG and SVG files", found=plot, fix="FILE.png or FILE.svg"
         )
     check_ahead(plot)
-    found = run(given, load_modules(given["modules"]))
+    loaded = load_modules(given["modules"])
+    found = run(given, loaded)
+    if (p := found.nearest) is not None and given["format"] != "csv":
+        fixed = {"target": p.target, "profile": p.profile, "settings": ()}
+        found = replace(found, to_fit=fixes_of({**given, **fixed}, loaded, dict(p.dims)))
     texts = {
         "table": lambda: sweep_text(found, layout(given["width"], given["output"])),
         "csv": lambda: sweep_csv(found),
@@ -138,6 +144,8 @@ def command(**given: Any) -> None:
 
         write(plot, sweep_plot(found, plot[-3:]))
     emit(text, given["output"])
+    if found.nearest is not None:
+        raise click.exceptions.Exit(1)
 
 
 OF_SPACES = ("engine", "workers", "store")

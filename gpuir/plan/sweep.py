@@ -19,6 +19,7 @@ from gpuir.ops.kernel import KernelOp
 from gpuir.passes.annotate import Costing, cost_graph, costing
 from gpuir.plan.outcome import outcome
 from gpuir.schedule import Path, addressed, apply
+from gpuir.simulate.fitting import ToFit
 from gpuir.targets.prices import Price, prices_together
 from gpuir.targets.profile import profile_of
 from gpuir.targets.support import elsewhere, reason, refusal
@@ -117,7 +118,8 @@ class Series:
 class Sweep:
     """All runs of one model. `refused` are the sizes that it does not take, and what it says;
     `unsupported` targets and profiles that do not go together, or not with the model, and why;
-    `elsewhere` what is said of targets that a profile is not made for."""
+    `elsewhere` what is said of targets that a profile is not made for. `to_fit` has what makes the
+    `nearest` run fit, where none does."""
 
     model: str
     axes: tuple[tuple[str, tuple[int, ...]], ...]
@@ -126,6 +128,14 @@ class Sweep:
     prices: tuple[tuple[str, Price], ...] = ()
     unsupported: tuple[tuple[str, str, str], ...] = ()
     elsewhere: tuple[tuple[str, str], ...] = ()
+    to_fit: tuple[ToFit, ...] = ()
+
+    @property
+    def nearest(self) -> Point | None:
+        """Where nothing fits, the run that lacks the least memory."""
+        if any(p.fits for p in self.points):
+            return None
+        return min(self.points, key=lambda p: p.reserved_bytes - p.available_bytes, default=None)
 
     @cached_property
     def series(self) -> tuple[Series, ...]:

@@ -21,6 +21,7 @@ from gpuir.targets.profile import has_views, profile_of
 
 if TYPE_CHECKING:
     from gpuir.simulate.causes import Gain
+    from gpuir.simulate.fitting import ToFit
     from gpuir.simulate.memory import Memory
     from gpuir.simulate.timeline import Timeline
     from gpuir.targets.profile import Profile, Tf32
@@ -270,7 +271,7 @@ class Summary:
     `interval` is where 80 % of measurements are expected: kernels of one kind, and the host, are
     off alike, those of different kinds independently. Kernels that cannot say, of `certain_s`,
     count as they are; it is None where none can. `explain` gives the lines that lead to a kernel's
-    cost.
+    cost, `fixes` the changes with which a model fits that does not.
     """
 
     model: str
@@ -301,6 +302,14 @@ class Summary:
     graph: Graph = field(repr=False)
     explain: Callable[[Kernel], Sequence[Line]] = field(repr=False, compare=False)
     html: Callable[[Summary], str] = field(repr=False, compare=False)
+    fixes: Callable[[Summary], tuple[ToFit, ...]] = field(
+        default=lambda _: (), repr=False, compare=False
+    )
+
+    @cached_property
+    def to_fit(self) -> tuple[ToFit, ...]:
+        """Changes with which the model fits, where it does not, the smallest first: each tried."""
+        return self.fixes(self) if self.memory.fits is False else ()
 
     @property
     def profile(self) -> Profile:
@@ -370,6 +379,7 @@ def summarize(
     held: Memory | None = None,
     explain: Callable[[Kernel], Sequence[Line]] = lambda _: (),
     html: Callable[[Summary], str] = lambda _: "",
+    fixes: Callable[[Summary], tuple[ToFit, ...]] = lambda _: (),
 ) -> Summary:
     """The records of a costed graph; UsageError when it is not costed. One without a profile runs
     as under `ideal`. Without a `batch` it is the one that the graph was built for. `held` is its
@@ -417,6 +427,7 @@ def summarize(
         graph=graph,
         explain=explain,
         html=html,
+        fixes=fixes,
     )
 
 

@@ -30,14 +30,20 @@ class Largest:
         return tuple((a, b) for (a, x), (b, y) in pairs if y.peak_bytes < x.peak_bytes)
 
 
-def largest(memory_of: Callable[[int], Memory | None], least: int, most: int) -> Largest:
+def largest(
+    memory_of: Callable[[int], Memory | None],
+    least: int,
+    most: int,
+    unfit: Mapping[int, Memory] | None = None,
+) -> Largest:
     """The largest value from `least` to `most` whose memory fits, provided that memory grows with
-    it; `memory_of` gives None for a value that the model does not take.
+    it; `memory_of` gives None for a value that the model does not take. `unfit` has memory that is
+    known not to fit, of the value behind `most`.
 
     Memory is nearly a line in a batch, and a parabola at worst in a length: a step aims at where
     two values lead, and the one after a step that did not halve what is left does.
     """
-    tried: dict[int, Memory] = {}
+    tried: dict[int, Memory] = dict(unfit or {})
     fits, beyond, value = least - 1, most + 1, least
     impossible = None
     aimed = False
@@ -51,7 +57,7 @@ def largest(memory_of: Callable[[int], Memory | None], least: int, most: int) ->
             beyond = value
         else:
             fits = value
-        is_slow = aimed and beyond <= most and beyond - fits > left / 2
+        is_slow = aimed and (beyond <= most or beyond in tried) and beyond - fits > left / 2
         aimed = not is_slow and beyond != impossible and fits in tried and len(tried) > 1
         aim = _aim(tried, fits, beyond) if aimed else min(2 * value, (fits + beyond) // 2)
         value = min(max(aim, fits + 1), beyond - 1)

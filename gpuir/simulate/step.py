@@ -10,6 +10,7 @@ from gpuir.ir.graph import Graph, Node, Value
 from gpuir.ir.phases import phase_of
 from gpuir.ops import kernel as k
 from gpuir.simulate.causes import Again, Cause, Gain, gains
+from gpuir.simulate.fitting import ToFit
 from gpuir.simulate.microbatches import (
     LastPass,
     PartTimes,
@@ -165,6 +166,7 @@ class Step:
     stages: tuple[Stage, ...] = field(default=(), repr=False)
     assumed: tuple[str, ...] = ()
     tp_shared: Shared | None = None
+    to_fit: tuple[ToFit, ...] = ()
 
     def __repr__(self) -> str:
         spread = f"{self.model} on {self.cluster} ({self.parallel}) under {self.profile.name}"
@@ -180,6 +182,16 @@ class Step:
     @property
     def slowest(self) -> Part:
         return max(self.parts, key=lambda part: part.kernels_s)
+
+    @property
+    def fits(self) -> bool:
+        """Whether every rank has enough memory."""
+        return all(part.fits for part in self.parts)
+
+    @property
+    def spare_bytes(self) -> int:
+        """What the rank with least to spare has free, negative where it does not fit."""
+        return min(part.available_bytes - part.held_bytes for part in self.parts)
 
     @property
     def fullest(self) -> Part:

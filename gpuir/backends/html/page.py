@@ -98,7 +98,7 @@ def _run(name: str, s: Summary) -> dict[str, Any]:
         "name": name,
         "device": s.device.title or s.device.name,
         "tiles": list(_tiles(s)),
-        "facts": [*list(answers(s))[1:], *head(s)],
+        "facts": [*(line for line in answers(s) if line[0] != "latency"), *head(s)],
         "coverage": coverage(s),
         "assumed": s.assumed,
         "warnings": s.warnings,

@@ -1,0 +1,209 @@
+"""What makes a model fit a target that it does not fit: changes of the command line, each tried."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+from gpuir.cli import options
+from gpuir.cli.output import note
+
+if TYPE_CHECKING:
+    import gpuir
+    from gpuir.cli.modules import Loaded
+    from gpuir.report.summary import Summary
+    from gpuir.simulate.fitting import Change, ToFit
+    from gpuir.simulate.memory import Memory
+    from gpuir.simulate.step import Step
+    from gpuir.targets.cluster import Cluster
+
+MOST_SEARCHED = 3  # targets that do not fit: of more, the next larger one alone is looked for
+DEGREES = (2, 4, 8)  # of tensor parallelism: within one machine
+HALVINGS = 6  # of the batch of a step
+
+
+def with_fixes(given: Mapping[str, Any], loaded: Loaded, summaries: list[Summary]) -> list[Summary]:
+    """The summaries, which look for what makes them fit when somebody asks."""
+    unfit = sum(s.memory.fits is False for s in summaries)
+    if not unfit or unfit > MOST_SEARCHED:
+        return summaries
+    search = _Search(dict(given), loaded)
+    return [replace(s, fixes=_found(search, s.fixes)) for s in summaries]
+
+
+def fixes_of(given: dict[str, Any], loaded: Loaded, dims: Mapping[str, int]) -> tuple[ToFit, ...]:
+    """What makes one run of the options fit, with some dimensions more."""
+    import gpuir
+    from gpuir.cli.lowering import analyze
+
+    past = dims.get("past") if given["phase"] else None
+    sizes = tuple((name, n) for name, n in dims.items() if past is None or name != "past")
+    asked = {**given, "dims": (*given["dims"], sizes), "past": past or given["past"]}
+    asked |= {"schedule": "", "cluster": None}
+    (graph,) = analyze(asked, loaded, [])
+    (s,) = with_fixes(asked, loaded, [gpuir.summary(graph)])
+    return s.to_fit
+
+
+def _found(
+    search: _Search, otherwise: Callable[[Summary], tuple[ToFit, ...]]
+) -> Callable[[Summary], tuple[ToFit, ...]]:
+    """What the search finds, and what is looked for without one."""
+    return lambda s: (*search.of(s), *otherwise(s))
+
+
+@dataclass(frozen=True)
+class _Search:
+    given: dict[str, Any]
+    loaded: Loaded
+
+    def of(self, s: Summary) -> tuple[ToFit, ...]:
+        """The smallest change of the batch, or else of data types, or else of ranks."""
+        if self.given["pipeline"] or not s.graph.target:
+            return ()
+        note(f"{s.model} does not fit {s.device.name}: looking for what does")
+        for changes in (self.batch, self.dtypes, self.ranks):
+            for found in changes(s):
+                return (found,)
+        return ()
+
+    @property
+    def how(self) -> gpuir.LoadOptions:
+        return options.load_options(self.given, self.loaded)
+
+    def memory(self, s: Summary, how: gpuir.LoadOptions) -> Memory | None:
+        """What the model needs with other options; None where it does not take them."""
+        import gpuir
+        from gpuir.ir.errors import GpuirError
+
+        target = gpuir.load_target(str(s.graph.target))
+        try:
+            g = _loaded(self.given, s.graph.profile, how)
+            if g.level.name != "graph":  # lowered already, as it is
+                return None
+            return gpuir.memory(gpuir.lower(g, profile=s.graph.profile, target=target.name), target)
+        except GpuirError:
+            return None
+
+    def batch(self, s: Summary) -> Iterator[ToFit]:
+        """The largest batch."""
+        from gpuir.simulate.fitting import ToFit
+        from gpuir.simulate.largest import largest
+
+        how = self.how
+        name, size = _batch(how)
+        if size < 2:
+            return
+
+        @cache
+        def held(n: int) -> Memory | None:
+            return self.memory(s, options.with_size(how, **{name: n}))
+
+        found = largest(held, 1, size - 1, {size: s.memory})
+        if found.value is not None:
+            spare = found.tried[found.value].spare_bytes or 0
+            yield ToFit("batch", f"--dims {name}={found.value}", spare)
+
+    def dtypes(self, s: Summary) -> Iterator[ToFit]:
+        """Half as many bits: of the weights and all else, of a cache, of a training step."""
+        from gpuir.simulate.fitting import ToFit
+
+        how, config = self.how, str(self.given["model"]).startswith("hf:")
+        is_wide = any(v.type.dtype.bits > 16 and v.type.dtype.is_float for v in s.graph.params)
+        changes: list[tuple[bool, str, dict[str, Any]]] = [
+            (config and is_wide, "--dtype bf16", {"dtype": "bf16"}),
+            (
+                bool(config and how.get("phase") and not how.get("cache_dtype")),
+                "--cache-dtype f8e4m3",
+                {"cache_dtype": "f8e4m3"},
+            ),
+            (
+                bool(is_wide and how.get("train") and not how.get("autocast")),
+                "--autocast bf16",
+                {"autocast": "bf16"},
+            ),
+        ]
+        for is_open, option, change in changes:
+            if not is_open:
+                continue
+            made = how.copy()
+            made.update(change)  # pyright: ignore[reportArgumentType, reportCallIssue]
+            held = self.memory(s, made)
+            if held is not None and held.fits:
+                yield ToFit("dtype", option, held.spare_bytes or 0)
+
+    def ranks(self, s: Summary) -> Iterator[ToFit]:
+        """The fewest GPUs of one machine that share the weights."""
+        import gpuir
+        from gpuir.ir.errors import GpuirError
+        from gpuir.simulate.fitting import ToFit
+
+        machine = _machine_of(gpuir.load_target(str(s.graph.target)).name)
+        if machine is None or s.graph.mesh:
+            return
+        most = (s.memory.reserved_bytes // (s.memory.available_bytes or 1), machine.node_gpus)
+        for tp in (n for n in DEGREES if most[0] < n <= most[1]):
+            try:
+                g = _loaded(self.given, s.graph.profile, self.how)
+                parallel = gpuir.Parallel(tp=tp)
+                step = gpuir.simulate_ranks(g, machine.name, parallel, profile=s.graph.profile)
+            except GpuirError:
+                continue
+            if step.fits:
+                option = f"gpuir simulate --cluster {machine.name} --tp {tp}"
+                yield ToFit("tp", option, step.spare_bytes)
+                return
+
+
+def step_fixes(step: Step, given: dict[str, Any], run: Callable[[dict[str, Any]], Step]) -> Step:
+    """A step that does not fit, with the smallest change that was found: a smaller batch, more
+    sharding, more ranks that share the weights. `run` simulates other options."""
+    from gpuir.ir.errors import GpuirError
+    from gpuir.simulate.fitting import ToFit
+
+    if step.fits:
+        return step
+    note(f"{step.model} does not fit: looking for what does")
+    dims = dict(pair for pairs in given["dims"] for pair in pairs)
+    name, size = _batch({"dims": dims})
+    sizes = (size >> i for i in range(1, HALVINGS) if size % (1 << i) == 0 and size >> i)
+    tries: list[tuple[Change, str, dict[str, Any]]] = [
+        ("batch", f"--dims {name}={n}", {"dims": (*given["dims"], ((name, n),))}) for n in sizes
+    ]
+    if given["train"] and given["dp"] > 1:
+        tries += [("zero", f"--zero {n}", {"zero": n}) for n in range(given["zero"] + 1, 4)]
+    tries += [("tp", f"--tp {n}", {"tp": n}) for n in DEGREES if n > given["tp"]]
+    for change, option, changed in tries:
+        try:
+            found = run({**given, **changed})
+        except GpuirError:
+            continue
+        if found.fits:
+            return replace(step, to_fit=(ToFit(change, option, found.spare_bytes),))
+    return step
+
+
+def _loaded(given: Mapping[str, Any], profile: str | None, how: gpuir.LoadOptions) -> gpuir.Graph:
+    import gpuir
+
+    return gpuir.load(
+        given["model"], warn=lambda _: None, profile=profile, tf32=given["tf32"], **how
+    )
+
+
+def _batch(how: Mapping[str, Any]) -> tuple[str, int]:
+    """The one dimension that is called a batch, and its size; 0 where there is none."""
+    dims: dict[str, int] = how.get("dims", {})
+    found = [(name, n) for name, n in dims.items() if options.is_batch(name)]
+    return found[0] if len(found) == 1 else ("", 0)
+
+
+def _machine_of(gpu: str) -> Cluster | None:
+    """A machine with several GPUs of a kind, the smallest that is known."""
+    import gpuir
+
+    known = (gpuir.load_cluster(name) for name in gpuir.cluster_names())
+    found = [m for m in known if not m.kinds and m.nodes == 1 and m.target.name == gpu]
+    return min(found, key=lambda m: (m.gpus < 2, m.gpus, m.name), default=None)
