@@ -173,8 +173,8 @@ def step_fixes(step: Step, given: dict[str, Any], run: Callable[[dict[str, Any]]
         ("batch", f"--dims {name}={n}", {"dims": (*given["dims"], ((name, n),))}) for n in sizes
     ]
     if given["train"] and given["dp"] > 1:
-        tries += [("zero", f"--zero {n}", {"zero": n}) for n in range(given["zero"] + 1, 4)]
-    tries += [("tp", f"--tp {n}", {"tp": n}) for n in DEGREES if n > given["tp"]]
+        tries.extend(("zero", f"--zero {n}", {"zero": n}) for n in range(given["zero"] + 1, 4))
+    tries.extend(("tp", f"--tp {n}", {"tp": n}) for n in DEGREES if n > given["tp"])
     for change, option, changed in tries:
         try:
             found = run({**given, **changed})

@@ -40,6 +40,10 @@ def html(s: Summary) -> str:
 
 
 def _facts(s: Summary) -> Iterable[tuple[str, str]]:
+    if s.memory.fits is False:
+        changes = " or ".join(x.option for x in s.to_fit)
+        short = f"{quantity(-(s.memory.spare_bytes or 0), 'bytes')} short"
+        yield "does not fit", f"{short}; {changes} fits" if changes else short
     yield "latency", quantity(s.latency_s, "s", 4)
     if s.interval is not None:
         low, high = s.interval

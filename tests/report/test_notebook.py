@@ -18,6 +18,13 @@ def test_a_notebook_shows_the_answers_and_the_slowest_kernels():
     assert s.slowest()[0].name in cells[cells.index("node") :]
 
 
+def test_what_does_not_fit_says_so_first():
+    g = gpuir.analyze("examples/encoder.onnx", "t4", dims={"batch": 1024, "seq": 512})
+    shown = gpuir.summary(g)._repr_html_()
+    cells = [unescape(c) for c in re.findall(r"<t[dh]>(.*?)</t[dh]>", shown)]
+    assert cells[0] == "does not fit" and re.match(r"\S+ GB short; --target \S+ fits", cells[1])
+
+
 def test_names_of_a_model_cannot_be_markup():
     g = gpuir.parse(
         'graph @"<script>alert(1)</script>" {\n  in %x: f32[4]\n'
