@@ -17,6 +17,7 @@ from gpuir.cost.lanes import (
     simd_ops,
 )
 from gpuir.cost.lookup import drawn
+from gpuir.cost.pixels import threads_of
 from gpuir.cost.routing import mixture
 from gpuir.cost.sheet import Number
 from gpuir.cost.sized import pointwise
@@ -31,7 +32,6 @@ from gpuir.cost.work import (
     Looped,
     Operand,
     SdpaCall,
-    Serial,
     Staging,
     Windowed,
     Work,
@@ -116,15 +116,17 @@ def _detail(op: k.KernelOp) -> Detail | None:
     """What else the formulas of a gather, a copy or a routine go by."""
     match op:
         case k.Routine():
-            return steps.of(op.routine)
-        case k.Gather(serial=True):
-            return Serial(float(prod(op.result_types[0].shape[:2])))
+            return threads_of(op) or steps.of(op.routine)
+        case k.Gather(library=library) if library:
+            return threads_of(op)
         case k.Gather():
             return next(
                 (_lookup(n, n.op) for n in op.body.nodes if isinstance(n.op, t.Gather)), None
             )
         case k.Reduce():
             return _channels(op)
+        case k.Pool(library=library) if library and (threads := threads_of(op)):
+            return threads
         case k.Pool() if is_pooled_by_cells(op):
             return Windowed(float(prod(op.window.window[:-1])))
         case k.Copy(apart=step) | k.Map(apart=step) if step:

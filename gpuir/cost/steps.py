@@ -19,8 +19,10 @@ from gpuir.ops import tensor as t
 # Routines that are one launch in which threads have nothing to say to each other: a map's formulas
 # hold for them, and its errors where such kernels are no further off than a kind not measured.
 STREAMS = frozenset(
-    ("multi_tensor", "adaptive_pool", "adaptive_pool_gradient", "col2im", "im2col")
+    ("multi_tensor", "adaptive_pool", "adaptive_pool_gradient", "grid_sample", "roi_align")
     + (
+        "col2im",
+        "im2col",
         "digit_sort",
         "edge_padding_gradient",
         "lu_unpack",

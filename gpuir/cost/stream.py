@@ -16,7 +16,7 @@ from gpuir.cost.family import Family, Terms
 from gpuir.cost.nest import Tiles, cut, is_partitioned, kept_bytes
 from gpuir.cost.power import sustained
 from gpuir.cost.sheet import Factor, Number, Sheet
-from gpuir.cost.work import SECTOR_BYTES, CellByCell, Lookup, Serial, Windowed, Work
+from gpuir.cost.work import SECTOR_BYTES, CellByCell, Lookup, Threads, Windowed, Work
 from gpuir.targets.target import Target
 
 # What an SM issues in a clock, in lanes. CUDA C++ Programming Guide, compute capabilities: four
@@ -31,7 +31,10 @@ GP100_HBM = 0.8
 CELLS_A_THREAD = 4  # PyTorch's pointwise kernels: vectors of four
 GATHER_BLOCKS = 8.0  # an SM's in PyTorch's index_select: aten/src/ATen/native/cuda/Indexing.cu
 QUANTISE_BYTES = 16  # a thread's load in the kernels that quantise, of vLLM and TensorRT-LLM
-TURN_S = 2.75e-7  # assumed: of a turn that waits for its loads from DRAM
+# Clocks that a thread waits for a load out of caches, and how many more where it comes from DRAM:
+# bilinear and bicubic resampling on an H200 (specs/measurements/pixels.csv), bicubic on a B200
+# (pytorch pull request 174578).
+LOAD_CLOCKS, DRAM_CLOCKS = 190.0, 120.0
 POOL_WARPS = 8  # of its pools: BLOCK_THREADS in aten/src/ATen/native/cuda/DilatedMaxPool2d.cu
 MAP_WARPS = 4  # of its pointwise kernels: 128 threads a block, 256 on AMD
 
@@ -79,11 +82,8 @@ def seconds(s: Sheet, work: Work, tiles: Tiles, target: Target, p: Mapping[str, 
     clock_hz = sustained_hz(s, target, p)
     compute = lanes_s(s, work.lane_ops, clock_hz, target, p)
     busy = 0.0
-    if isinstance(work.detail, Serial):
-        threads = work.points / work.detail.turns
-        waves = s.put("waves", s.xp.ceil(threads / (target.sms * target.sm.threads)))
-        turns = s.put("turns of a thread", work.detail.turns)
-        busy = s.put("turns one after another", waves * turns * TURN_S, "s")
+    if isinstance(work.detail, Threads):
+        busy = _turns_s(s, work.detail, target)
     elif takes_cells(work):
         resident = s.xp.minimum(nest.limits["threads"], nest.limits["blocks"])
         if work.kernel == "k.gather":
@@ -110,6 +110,22 @@ def seconds(s: Sheet, work: Work, tiles: Tiles, target: Target, p: Mapping[str, 
         start = s.xp.maximum(p["quantise clocks"] / target.clock_hz - target.launch_s, 0.0)
     start = s.put("start and end", start, "s", "less the launch")
     return joined(s, compute, memory, busy, start, p)
+
+
+def _turns_s(s: Sheet, d: Threads, target: Target) -> Number:
+    """Seconds of threads that take turns: what the warps of the busiest SM issue, or what a thread
+    waits for, whichever is longer; about as long, neither hides the other whole."""
+    xp = s.xp
+    blocks = s.put("blocks", xp.ceil(d.warps / d.block))
+    warps = xp.ceil(blocks / target.sms) * xp.minimum(d.block, d.warps)
+    warps = s.put("warps of the busiest SM", warps)
+    turns = s.put("turns of a thread", d.turns)
+    issued = s.put("clocks that warps take", warps * (turns * d.clocks + d.once), "clocks")
+    load = LOAD_CLOCKS + DRAM_CLOCKS * (1 - s.values["found in the l2"])
+    rounds = xp.maximum(warps * target.sm.warp / target.sm.threads, 1.0)
+    waited = s.put("clocks that a thread waits", rounds * turns * d.waits * load, "clocks")
+    both = xp.sqrt(issued**2 + waited**2)
+    return s.put("turns one after another", both / target.clock_hz, "s", "cost.pixels")
 
 
 def scattered(s: Sheet, work: Work, tiles: Tiles) -> Number:

@@ -144,10 +144,17 @@ class Windowed(Detail):
 
 
 @dataclass(frozen=True)
-class Serial(Detail):
-    """Of a kernel with few threads, so many `turns` each, which wait for one another's loads."""
+class Threads(Detail):
+    """Of a kernel whose threads have nothing to say to each other: its `warps`, in blocks of so
+    many; the turns of each, one after another; the clocks of an SM that a warp's turn takes, and
+    the loads in it that wait for one another; and the clocks that it takes `once`."""
 
+    warps: Number
     turns: Number
+    clocks: Number
+    waits: Number
+    block: Number
+    once: Number = 0.0
 
 
 @dataclass(frozen=True)

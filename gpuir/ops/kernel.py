@@ -560,11 +560,12 @@ class Reduce(BodyKernel):
 @dataclass(frozen=True)
 class Pool(BodyKernel):
     """A reduction over windows, or its gradient: o cells of the result, each from the r cells of
-    its window."""
+    its window. `library` is the release of PyTorch whose kernel it is, where it is one."""
 
     name: ClassVar[str] = "k.pool"
     holds: ClassVar[tuple[type[Op], ...]] = (t.Pool, t.PoolGradient)
     beside: ClassVar[tuple[type[Op], ...]] = (*FLOWING, *FETCHING, t.Reducing)
+    library: str = ""
 
     def laid_out(self, y: TensorType) -> TensorType:
         return as_images(y, self.args)
@@ -754,12 +755,12 @@ class Gather(BodyKernel):
     """Reads i cells (j numbers each) at the places that indices name: embedding, indexing,
     resampling.
 
-    What it reads of the table is at most what it gives, whatever the table's size. With `serial` a
-    thread resamples one place of every image and channel, one after another."""
+    What it reads of the table is at most what it gives, whatever the table's size. `library` is the
+    release of PyTorch whose kernel resamples images, where one does."""
 
     name: ClassVar[str] = "k.gather"
     beside: ClassVar[tuple[type[Op], ...]] = (*FLOWING, *FETCHING, t.Reducing, t.ResizeGradient)
-    serial: bool = False
+    library: str = ""
 
     def laid_out(self, y: TensorType) -> TensorType:
         resampled = any(isinstance(n.op, t.Resize | t.ResizeGradient) for n in self.body.nodes)

@@ -40,7 +40,8 @@ class Legalize(Pass):
     lie differently, or broadcast, find one cell after another by strides, as PyTorch's elementwise
     kernels do (aten/src/ATen/native/cuda/CUDALoops.cuh, launch_legacy_kernel).
     With `sdpa` attention is a call of PyTorch's scaled_dot_product_attention; with `triton`
-    reductions are kernels that a compiler wrote for their rows.
+    reductions are kernels that a compiler wrote for their rows. `images` is the release of PyTorch
+    whose kernels resample and pool images, where such do.
     """
 
     absorb: bool = True
@@ -48,6 +49,7 @@ class Legalize(Pass):
     tiled: bool = True
     sdpa: bool = False
     triton: bool = False
+    images: str = ""
 
     name = "legalize"
     takes = Level.fused
@@ -167,8 +169,8 @@ class _Legalizer:
             return replace(kernel, library="triton")
         if isinstance(kernel, k.Map) and self.viewed and not self.options.tiled:
             return replace(kernel, apart=self.apart(kernel))
-        if isinstance(kernel, k.Gather) and not self.options.tiled and is_resampled(ops):
-            return replace(kernel, serial=not any(v.type.is_channels_last for v in op.args))
+        if isinstance(kernel, k.Pool) or (isinstance(kernel, k.Gather) and is_resampled(ops)):
+            return replace(kernel, library=self.options.images)
         return kernel
 
     def apart(self, kernel: k.Map) -> int:
@@ -626,10 +628,9 @@ def is_gradient(op: Op) -> bool:
 
 
 def is_resampled(ops: Sequence[Op]) -> bool:
-    """Whether a launch interpolates images, which PyTorch's kernels do with a thread for each place
-    of the result (aten/src/ATen/native/cuda, UpSampleBilinear2d.cu, UpSampleBicubic2d.cu)."""
+    """Whether a launch resamples images, or is the gradient of one that does."""
     match ops:
-        case [t.Resize(mode="linear" | "cubic", x=x)]:
+        case [t.Resize(x=x) | t.ResizeGradient(dy=x)]:
             return x.type.rank == 4
         case _:
             return False

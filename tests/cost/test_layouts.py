@@ -9,9 +9,9 @@ import pytest
 
 from gpuir.cost.nest import Tiles
 from gpuir.cost.reading import work_of
-from gpuir.cost.stream import TURN_S
+from gpuir.cost.stream import LOAD_CLOCKS
 from gpuir.cost.tile import best_tiles, choose, estimate
-from gpuir.cost.work import Channels, Serial, Windowed
+from gpuir.cost.work import Channels, Threads, Windowed
 from gpuir.ir.graph import Graph, Level, Node, Value
 from gpuir.ir.types import DType, TensorType, channels_last, f16, f32, i64, tf32
 from gpuir.ops import kernel as k
@@ -134,20 +134,21 @@ def test_blocks_share_a_channel_where_channels_are_columns():
     assert seconds(batch_norm(True), a100.name) < seconds(batch_norm(False), a100.name)
 
 
-def interpolated(serial: bool) -> k.Gather:
+def interpolated(library: str) -> k.Gather:
     x = image("x", f32, False, N, C, 14, 14)
     op = t.Resize(x, (N, C, 28, 28), (1.0, 1.0, 2.0, 2.0), "linear")
     y = Value("y", op.result_types[0])
-    return k.Gather((x,), body([x], Node(op, (y,))), serial=serial)
+    return k.Gather((x,), body([x], Node(op, (y,))), library=library)
 
 
 def test_a_thread_that_takes_every_image_waits_for_its_loads():
-    """28 x 28 threads, each of 64 x 256 turns, however many SMs there are."""
-    work = work_of(interpolated(serial=True))
-    assert work.detail == Serial(float(N * C))
-    turns_s = N * C * TURN_S
-    assert turns_s < seconds(interpolated(serial=True), "rtx4090") < 1.2 * turns_s
-    assert seconds(interpolated(serial=False), "rtx4090") < turns_s / 10
+    """28 x 28 threads, each of 64 x 256 turns of two loads, however many SMs there are."""
+    work = work_of(interpolated("2.11"))
+    detail = work.detail_as(Threads)
+    assert (detail.warps, detail.turns) == (25, N * C)
+    least_s = 2 * N * C * LOAD_CLOCKS / load_target("rtx4090").under_load.clock_hz
+    assert least_s < seconds(interpolated("2.11"), "rtx4090") < 2 * least_s
+    assert seconds(interpolated(""), "rtx4090") < least_s / 10
 
 
 def depthwise(library: str, window: int = 3, stride: int = 1, way: str = "forward") -> k.Conv:
