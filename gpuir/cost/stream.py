@@ -16,7 +16,7 @@ from gpuir.cost.family import Family, Terms
 from gpuir.cost.nest import Tiles, cut, is_partitioned, kept_bytes
 from gpuir.cost.power import sustained
 from gpuir.cost.sheet import Factor, Number, Sheet
-from gpuir.cost.work import SECTOR_BYTES, CellByCell, Lookup, Threads, Windowed, Work
+from gpuir.cost.work import SECTOR_BYTES, CellByCell, Lookup, Serial, Threads, Windowed, Work
 from gpuir.targets.target import Target
 
 # What an SM issues in a clock, in lanes. CUDA C++ Programming Guide, compute capabilities: four
@@ -31,6 +31,7 @@ GP100_HBM = 0.8
 CELLS_A_THREAD = 4  # PyTorch's pointwise kernels: vectors of four
 GATHER_BLOCKS = 8.0  # an SM's in PyTorch's index_select: aten/src/ATen/native/cuda/Indexing.cu
 QUANTISE_BYTES = 16  # a thread's load in the kernels that quantise, of vLLM and TensorRT-LLM
+TURN_S = 2.75e-7  # assumed: of a turn that waits for its loads from DRAM
 # Clocks that a thread waits for a load out of caches, and how many more where it comes from DRAM:
 # bilinear and bicubic resampling on an H200 (specs/measurements/pixels.csv), bicubic on a B200
 # (pytorch pull request 174578).
@@ -84,6 +85,11 @@ def seconds(s: Sheet, work: Work, tiles: Tiles, target: Target, p: Mapping[str, 
     busy = 0.0
     if isinstance(work.detail, Threads):
         busy = _turns_s(s, work.detail, target)
+    elif isinstance(work.detail, Serial):
+        threads = work.points / work.detail.turns
+        waves = s.put("waves", s.xp.ceil(threads / (target.sms * target.sm.threads)))
+        turns = s.put("turns of a thread", work.detail.turns)
+        busy = s.put("turns one after another", waves * turns * TURN_S, "s")
     elif takes_cells(work):
         resident = s.xp.minimum(nest.limits["threads"], nest.limits["blocks"])
         if work.kernel == "k.gather":

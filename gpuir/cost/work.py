@@ -144,6 +144,13 @@ class Windowed(Detail):
 
 
 @dataclass(frozen=True)
+class Serial(Detail):
+    """Of a kernel with few threads, so many `turns` each, which wait for one another's loads."""
+
+    turns: Number
+
+
+@dataclass(frozen=True)
 class Threads(Detail):
     """Of a kernel whose threads have nothing to say to each other: its `warps`, in blocks of so
     many; the turns of each, one after another; the clocks of an SM that a warp's turn takes, and
