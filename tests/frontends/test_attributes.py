@@ -147,7 +147,7 @@ def test_what_says_the_same_as_a_shape_must_agree_with_it(case: Any):
 
 def test_a_constant_holds_one_thing():
     two = node("Constant", [], ["y"], value_int=1, value_float=2.0)
-    with pytest.raises(ModelError, match="Constant: there is more than one attribute"):
+    with pytest.raises(ModelError, match="Constant: there is more than one value"):
         load(model([two], [], ["y"]))
 
 

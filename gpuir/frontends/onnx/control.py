@@ -473,6 +473,7 @@ class _Scan:
 def sequence_map(n: OnnxNode, e: Emitter) -> Any:
     """The body once for each item of the first sequence: on it, on the item at its place of each
     other sequence, and on tensors as they are."""
+    body = n.attr("body")
     first, *others = (whole(n, v) if isinstance(v, Items) else v for v in n.inputs)
     if not isinstance(first, Items):
         raise ModelError("SequenceMap: the first input is not a sequence", found=str(first))
@@ -481,7 +482,7 @@ def sequence_map(n: OnnxNode, e: Emitter) -> Any:
     rows: list[Results] = []
     for i, item in enumerate(first):
         more = (taken(e, v[i]) if isinstance(v, Items) else v for v in others)
-        rows.append(n.walk.inside().enter(n.attr("body"), (taken(e, item), *more)))
+        rows.append(n.walk.inside().enter(body, (taken(e, item), *more)))
     return tuple(Items(column) for column in zip(*rows, strict=True)) or (Items(),) * len(n.outputs)
 
 

@@ -304,11 +304,9 @@ class Walk:
 
     def constant(self, attributes: Attributes, name: str) -> Value:
         source = self.load.source
-        if len(attributes) > 1:
-            found = ", ".join(attributes)
-            raise ModelError(
-                "Constant: there is more than one attribute", expected="one", found=found
-            )
+        if len(values := [name for name in attributes if "value" in name]) > 1:
+            what, found = "Constant: there is more than one value", ", ".join(values)
+            raise ModelError(what, expected="one", found=found)
         if (a := attributes.proto("value")) is not None:
             return self.emit.weight(tensor_type(a.t), lambda: tensor_array(a.t, source), name)
         if (a := attributes.proto("sparse_value")) is not None:
