@@ -83,7 +83,8 @@ class _Search:
             g = _loaded(self.given, s.graph.profile, how)
             if g.level.name != "graph":  # lowered already, as it is
                 return None
-            return gpuir.memory(gpuir.lower(g, profile=s.graph.profile, target=target.name), target)
+            lowered = gpuir.lower(g, profile=s.graph.profile, target=s.graph.target)
+            return gpuir.memory(lowered, target)
         except GpuirError:
             return None
 

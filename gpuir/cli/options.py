@@ -496,14 +496,29 @@ def everything() -> dict[str, Target]:
 
 def targets_of(given: dict[str, Any], loaded: Loaded) -> list[Target]:
     """The targets, each once."""
+    return [target for target, _ in named_targets(given, loaded)]
+
+
+def named_targets(given: dict[str, Any], loaded: Loaded) -> list[tuple[Target, str]]:
+    """The targets, each once, with the names that they are loaded by; UsageError where two of one
+    name are not the same."""
     import gpuir
     from gpuir.ir.errors import UsageError
 
     names = [loaded.target(name) for name in split_targets(given["target"])]
     if not names:
         raise UsageError("no target given", fix="--target a100; `gpuir targets` lists them")
-    found = [gpuir.load_target(with_settings(name, given)) for name in names]
-    return list({target.name: target for target in found}.values())
+    found: dict[str, tuple[Target, str]] = {}
+    for name in (with_settings(name, given) for name in names):
+        target = gpuir.load_target(name)
+        other, first = found.setdefault(target.name, (target, name))
+        if other != target:
+            raise UsageError(
+                f"two targets have the name {target.name!r}",
+                found=f"{first}, {name}",
+                fix="give the file a `name` of its own",
+            )
+    return list(found.values())
 
 
 def batch(dims: tuple[tuple[tuple[str, int], ...], ...]) -> int | None:

@@ -131,7 +131,8 @@ def command(**given: Any) -> None:
     loaded = load_modules(given["modules"])
     found = run(given, loaded)
     if (p := found.nearest) is not None and given["format"] != "csv":
-        fixed = {"target": p.target, "profile": p.profile, "settings": ()}
+        files = {target.name: name for target, name in options.named_targets(given, loaded)}
+        fixed = {"target": files[p.target], "profile": p.profile, "settings": ()}
         found = replace(found, to_fit=fixes_of({**given, **fixed}, loaded, dict(p.dims)))
     texts = {
         "table": lambda: sweep_text(found, layout(given["width"], given["output"])),
@@ -192,7 +193,8 @@ def run(given: dict[str, Any], loaded: Loaded) -> Sweep:
     from gpuir.plan.sweep import sweep
 
     axes = axes_of(given)
-    targets = options.targets_of(given, loaded)
+    named = options.named_targets(given, loaded)
+    targets = [target for target, _ in named]
     own = options.prices_of(given)
     names = [loaded.profile(name) for name in options.split_names(given["profile"])]
     profiles = list({gpuir.load_profile(name).name: name for name in names}.values()) or [None]
@@ -244,6 +246,7 @@ def run(given: dict[str, Any], loaded: Loaded) -> Sweep:
             items=items,
             own=own,
             predictor=predictor,
+            files={target.name: name for target, name in named},
             done=done,
         )
     for text in warnings:

@@ -182,6 +182,7 @@ def sweep(
     items: Callable[[Mapping[str, int]], int] = lambda dims: 1,
     own: Mapping[str, Price] | None = None,
     predictor: str | Predictor = "tile",
+    files: Mapping[str, str] | None = None,
     done: Callable[[], None] = lambda: None,
 ) -> Sweep:
     """Every choice of sizes along `axes`, on every target, under every profile.
@@ -190,11 +191,16 @@ def sweep(
     graph where they are the same; a ModelError of it makes the sizes refused, and is raised when
     the model refuses all. A target that a profile does
     not run the model on has no point. `items` says how many a run
-    does at once. `own` are prices by the name of the target, in place of those listed. `done` is
-    called after each choice of sizes.
+    does at once. `own` are prices by the name of the target, in place of those listed. `files`
+    has the names that targets are loaded by, where those are not their own. `done` is called after
+    each choice of sizes.
     """
     prices = prices_together(targets, own)
-    devices = [_Device(x, predictor, price) for x, price in zip(targets, prices, strict=True)]
+    files = files or {}
+    devices = [
+        _Device(x, files.get(x.name, x.name), predictor, price)
+        for x, price in zip(targets, prices, strict=True)
+    ]
     points: list[Point] = []
     refused: list[tuple[Dims, str]] = []
     unsupported: dict[tuple[str, str], str] = {}
@@ -269,8 +275,9 @@ class _Device:
     """A target with what is known of it so far: equal kernels of all sizes are tiled and costed
     once."""
 
-    def __init__(self, target: Target, predictor: str | Predictor, price: Price | None):
-        self.target, self.predictor, self.price = target, predictor, price
+    def __init__(self, target: Target, name: str, predictor: str | Predictor, price: Price | None):
+        self.target, self.name = target, name
+        self.predictor, self.price = predictor, price
         self.tiles: dict[Work, Tile] = {}
         self.cost_one: Costing | None = None
 
@@ -282,7 +289,7 @@ class _Device:
         def choose(path: Path, node: Node, wanted: Tile | None) -> Tile:
             return self.tiles[works[path]]
 
-        tiled = apply(g, Schedule(g.name, self.target.name, ()), choose)
+        tiled = apply(g, Schedule(g.name, self.name, ()), choose)
         return cost_graph(tiled, self.costing(g))
 
     def costing(self, g: Graph) -> Costing:

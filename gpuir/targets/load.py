@@ -162,7 +162,18 @@ def _find_base(name: str) -> Path:
 
 def whole_spec(path: Path) -> Raw:
     """The tables of a spec file, those of its `base` under them where it names one."""
-    return on_base(read_spec(path), path, _KIND)
+    return _with_base(read_spec(path), path)
+
+
+def _with_base(given: Raw, path: Path) -> Raw:
+    """The tables of a spec file on those of its base. A variant without a name of its own has the
+    file's: two targets of one name could not be told apart."""
+    raw = on_base(given, path, _KIND)
+    name, own = str(raw.get("name", "")), slug(path.stem)
+    is_taken = name in _KIND.shipped or ("base" in given and "name" not in given)
+    if _KIND.is_shipped(path) or not is_taken or not own or own == name:
+        return raw
+    return {**raw, "name": own, "base": raw.get("base") or name}
 
 
 def dump_target(target: Target) -> str:
@@ -212,7 +223,7 @@ def parse_target(text: str, path: Path) -> Target:
     """The target that a spec file at `path` with this text would be."""
     import tomllib
 
-    return target_of(on_base(tomllib.loads(text), path, _KIND), str(path))
+    return target_of(_with_base(tomllib.loads(text), path), str(path))
 
 
 def _heading(path: str) -> str:

@@ -695,3 +695,19 @@ def test_instruction_sets_that_are_not_shipped(isa: str, tmp_path: Path):
     path = tmp_path / "mine.toml"
     path.write_text(dump_target(replace(load_target("a100"), isa=isa)))
     assert load_target(str(path)).isa == isa
+
+
+def test_a_variant_without_a_name_of_its_own_is_called_after_its_file(tmp_path: Path):
+    text = 'base = "l4"\nsms = 64\n[sources]\n"sms" = "a test"\n'
+    (tmp_path / "l4-next.toml").write_text(text)
+    (tmp_path / "mine.toml").write_text('name = "my-l4"\n' + text)
+    (tmp_path / "copy.toml").write_text(dump_target(load_target("l4")))
+    names = {}
+    for file in ("l4-next.toml", "mine.toml", "copy.toml"):
+        found = load_target(tmp_path / file)
+        names[file] = found.name
+        assert found.device == "l4"  # for what was measured of it
+    assert names == {"l4-next.toml": "l4-next", "mine.toml": "my-l4", "copy.toml": "copy"}
+    (tmp_path / "slice.toml").write_text('base = "a30:1g.6gb"\n')
+    assert load_target(tmp_path / "slice.toml").name == "slice"
+    assert load_target(f"{tmp_path / 'l4-next.toml'}+sms=70").name == "l4-next+sms=70"
