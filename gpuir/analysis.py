@@ -235,7 +235,7 @@ def summary(graph: Graph, *, warnings: Iterable[str] = (), batch: int | None = N
         *(_written_out(graph, target), _uncounted(graph, target)),
     )
     assumed = (*target.assumptions, *chain(*notes))
-    device = Device(target.name, target.title, assumed, tuple(target.rows()))
+    device = Device(target.name, target.title, assumed, tuple(target.rows()), target.vendor)
     held = memory(graph, target)
 
     def explain(x: Kernel) -> tuple[Line, ...]:

@@ -37,7 +37,7 @@ def _report(s: Summary) -> dict[str, Any]:
         target=record(s.device, "name title numbers"),
         predictors=s.by,
         tf32=s.tf32,
-        profile=record(s.profile, "name title machine", numbers=s.profile.rows()),
+        profile=record(s.profile, "name machine", title=s.stack, numbers=s.profile.rows()),
         **record(run, "busy_s host_s gaps_s head_s tail_s copies_s"),
         host_bound=run.is_host_bound,
         gains=[record(x, "cause gain_s") for x in s.gains],

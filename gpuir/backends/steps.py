@@ -12,6 +12,7 @@ from gpuir.simulate.memory import available_bytes
 from gpuir.simulate.microbatches import Task
 from gpuir.simulate.step import Part, Step
 from gpuir.targets.load import load_target
+from gpuir.targets.support import title_on
 
 SCHEMA = "gpuir.step/1"
 MOST_OWNERS = 5  # of the critical path, named in one line
@@ -108,7 +109,8 @@ def head(s: Step, batch: int | None) -> Iterator[tuple[str, str]]:
     yield "ranks", str(p)
     parts = f"in {p.microbatches:,} microbatch{'es' * (p.microbatches != 1)}"
     yield "batch", f"{batch:,} a step, {parts}" if batch else parts
-    yield "profile", f"{s.profile.name}: {s.profile.title}"
+    vendor = load_target(s.parts[0].where[0].gpu).vendor
+    yield "profile", f"{s.profile.name}: {title_on(s.profile, vendor)}"
     yield (
         "work",
         (

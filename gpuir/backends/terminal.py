@@ -259,7 +259,7 @@ def answers(s: Summary) -> Iterator[tuple[str, str]]:
 
 def head(s: Summary) -> Iterator[tuple[str, str]]:
     """What the answers rest on: of each line its label and text."""
-    yield "profile", f"{s.profile.name}: {s.profile.title}"
+    yield "profile", f"{s.profile.name}: {s.stack}"
     if s.profile.host.call_s:
         yield "host", machine_text(s.profile)
     if s.graph.mesh:

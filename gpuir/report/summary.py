@@ -18,6 +18,7 @@ from gpuir.ops import tensor as t
 from gpuir.report.find import walk
 from gpuir.report.names import Path, module_of, node_name
 from gpuir.targets.profile import has_views, profile_of
+from gpuir.targets.support import title_on
 
 if TYPE_CHECKING:
     from gpuir.simulate.causes import Gain
@@ -78,6 +79,7 @@ class Device:
     title: str
     assumed: tuple[str, ...] = ()
     numbers: tuple[SpecRow, ...] = ()
+    vendor: str = ""
 
 
 @dataclass(frozen=True)
@@ -314,6 +316,11 @@ class Summary:
     @property
     def profile(self) -> Profile:
         return self.timeline.profile
+
+    @property
+    def stack(self) -> str:
+        """What the profile is on this device: its title, or what of the stack would run here."""
+        return title_on(self.profile, self.device.vendor)
 
     @property
     def running(self) -> list[Kernel]:

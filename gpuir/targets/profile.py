@@ -139,7 +139,8 @@ class Profile(Sourced):
     beside each other. Without `copies`, inputs lie on the device and outputs stay there.
 
     `base` is the shipped profile that this one starts from, if any; `vendors` are those whose
-    devices the stack is made for, all where none is named: on others it is taken as it is. `needs`
+    devices the stack is made for, all where none is named: on others it is taken as it is, and
+    `titles` has what of the stack would run there, by vendor. `needs`
     are those that it runs on at all, each with its least architecture (`NVIDIA sm_75`), `dtypes`
     the least of a dtype (`bf16 sm_80`), and `emulated` the same where it computes in f32 below.
     `operators` names the list of ONNX operators that it has kernels for, and `fallback` is what
@@ -161,6 +162,7 @@ class Profile(Sourced):
     copies: Copies | None = None
     base: str = ""
     vendors: tuple[str, ...] = ()
+    titles: Table[str] = _NO_TEXT
     needs: tuple[str, ...] = ()
     dtypes: tuple[str, ...] = ()
     emulated: tuple[str, ...] = ()

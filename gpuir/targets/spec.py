@@ -263,7 +263,9 @@ def _value(spec: Spec, value: Any, path: str, where: str) -> Any:
         inner = cast(Raw, value)
         if is_dataclass(holds):
             return record(cast(type[Any], holds), inner, path + ".", where)
-        assert spec.quantity
+        if spec.quantity is None:
+            text = Spec(str, None, False)
+            return Table({k: _value(text, v, f"{path}.{k}", where) for k, v in inner.items()})
         rate = Spec(float, spec.quantity, False)
         return Table({k: checked(rate, v, f"{path}.{k}", where) for k, v in inner.items()})
     if spec.quantity:

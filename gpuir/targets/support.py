@@ -132,13 +132,24 @@ def emulated(g: Graph, target: Target) -> tuple[str, ...]:
     )
 
 
+def title_on(profile: Profile, vendor: str) -> str:
+    """What a stack is on a vendor's devices; where it is not made for them, what of it would run
+    there, and that the numbers are another's."""
+    if not vendor or not profile.vendors or vendor in profile.vendors:
+        return profile.title
+    there = profile.titles.get(vendor)
+    known = f"{' and '.join(profile.vendors)} devices" if there is None else profile.title
+    return f"{there or profile.title}; the numbers are those of {known}"
+
+
 def elsewhere(g: Graph, target: Target) -> tuple[str, ...]:
     """What is said of a stack on a device that it is not made for."""
     vendors = profile_of(g).vendors if g.profile else ()
     if not vendors or target.vendor in vendors:
         return ()
     return (
-        f"the profile {g.profile} is for {', '.join(vendors)}; it is used unchanged for this GPU",
+        f"the profile {g.profile} is for {', '.join(vendors)}; it is used unchanged for this "
+        f"{'CPU' if target.is_cpu else 'GPU'}",
     )
 
 

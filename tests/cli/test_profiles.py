@@ -135,3 +135,23 @@ def test_each_profile_is_compared_once_and_named_in_every_row(here: Path):
     names = [row["profile"] for row in rows]
     assert list(dict.fromkeys(names)) == ["ort", "eager"]
     assert len(set(zip(names, (row["kernel"] for row in rows), strict=True))) == len(rows)
+
+
+@pytest.mark.parametrize(
+    ("target", "title"),
+    [
+        ("a100", "ort: onnxruntime, CUDA provider"),
+        ("mi300x", "ort: onnxruntime, MIGraphX provider; the numbers are those of onnxruntime, CUDA"),
+        ("x86-64-v3", "ort: onnxruntime, CPU provider; the numbers are those of onnxruntime, CUDA"),
+    ],
+)
+def test_the_header_names_the_provider_that_would_run(target: str, title: str):
+    text = gpuir(*GIVEN, target, "--profile", "ort", "--width", "300").stdout
+    assert f"\nprofile    {title}" in text
+    report = json.loads(gpuir(*GIVEN, target, "--profile", "ort", "--format", "json").stdout)
+    assert f"ort: {report['reports'][0]['profile']['title']}".startswith(title)
+
+
+def test_a_stack_of_other_devices_says_whose_numbers_it_has():
+    text = gpuir(*GIVEN, "mi300x", "--profile", "vllm", "--width", "300").stdout
+    assert "vllm: vLLM, a server's step; the numbers are those of NVIDIA devices" in text
