@@ -9,13 +9,14 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from gpuir.cost.generated.shared import COMPOSABLE
 from gpuir.cost.nest import Tiles
 from gpuir.cost.work import Work
 from gpuir.fit.columns import Columns, Floats, TableFile
@@ -271,9 +272,10 @@ def _instances(t: Columns) -> Iterator[Problem | Skipped]:
             space.numbers("threads")[mine][None] / target.sm.warp,
             2.0 ** _numbers(t, rows, "split_k", 0.0),
         )
+        work = TEMPLATES["vllm.block_gemm"].kernel({**more, "scales": scales, **sizes}).work
         yield Problem(
             *(path.name, kernel, gpu, f"{dtype} of ck", target),
-            works=(TEMPLATES["vllm.block_gemm"].kernel({**more, "scales": scales, **sizes}).work,),
+            works=(replace(work, form=COMPOSABLE),),
             tiles=tiles,
             count=len(ids),
             winners=found[good],

@@ -31,6 +31,9 @@ from gpuir.ir.types import DType
 from gpuir.targets.target import Target
 
 VECTOR_BYTES = 16.0  # of a lane's widest copy into the memory of a gfx950 (global_load_lds_dwordx4)
+# What `Work.form` says of kernels of AMD's Composable Kernel, whose copies pass registers on every
+# GPU (include/ck/tensor_operation/gpu/block: blockwise_gemm_pipeline_xdlops).
+COMPOSABLE = "composable kernel"
 ALIGNED_BYTES = 16.0  # where an allocation begins: Triton, lib/Analysis/Allocation.cpp
 
 
@@ -51,9 +54,13 @@ def smem_bytes(
     k: Number,
     stages: Number,
     four: Number,
+    form: str = "",
 ) -> Number:
     """Bytes of a block that multiplies in `dtype`; `four` is 1 where its instructions are of four
-    warps."""
+    warps, `form` is `Work.form`."""
+    if form == COMPOSABLE:
+        once = np.maximum(stages - 1, 1.0)
+        return once * k * sum(o.rows * o.cell_bytes for o in operands)
     wide = max(dtype.bits / 8, 1.0)
     copied: Number = 0.0  # in stages
     beside: Number = 0.0  # widened, of all operands at once
