@@ -199,13 +199,14 @@ def _busy_s(
     slots = 1.0 + loads / xp.sqrt(cut.cells) + p["load slots"] * (1.0 / tm + 1.0 / tn)
     slots = slots * xp.where(cut.slices > 1.0, p["sliced slots"], 1.0)
     slots = s.put("issue slots a product", slots)
-    busy = s.put("lanes with warps", lanes_used(s, cut.most, tiles.warps, target))
+    busy = s.put("lanes with warps", lanes_used(s, cut.load, tiles.warps, target))
     flops = float(work.multiply_add) * tm * tn * STEP
     product_s = flops * sms * slots / (peak * p["lane share"] * busy)
     wait_s = p["step clocks"] / clock / (together * cut.slices)
     step_s = (product_s ** p["hiding"] + wait_s ** p["hiding"]) ** (1.0 / p["hiding"])
     tile_bytes = work.operands[-1].cell_bytes * tm * tn
-    store_s = p["stores"] * tile_bytes * sms / _l2_rate(target, p)
+    at_work = s.values["blocks"] / cut.load  # SMs, on average
+    store_s = p["stores"] * tile_bytes * at_work / _l2_rate(target, p)
     turn_s = p["block clocks"] / clock
     return cut.load * (cut.steps * step_s + store_s) + turn_s * cut.load / together
 

@@ -203,7 +203,10 @@ def _compute(
     xp, waves, steps = s.xp, s.values["waves"], s.values["steps a block"]
     unit, age, way = _ways(work, target)
     tm, tn = tiles.along("m", work, s), tiles.along("n", work, s)
-    at_work = xp.minimum(s.values["blocks"], target.sms)
+    idle = xp.ceil(waves) - waves
+    rounds = xp.maximum(1.0, waves + p[f"tail {way}"] * idle)
+    rounds = s.put("rounds of the busiest SM", rounds, "", "waves, with the last one's idle share")
+    at_work = s.put("SMs at work", s.values["blocks"] / rounds, "", "on average, of all rounds")
     l2_rate = p[f"l2 share {age}"] * target.l2_bytes_per_s / at_work
     l2_rate = s.put("l2 rate of a block", l2_rate, "bytes/s", "what the SMs at work share")
     step = _step(s, work, tiles, target, p, peak, l2_rate)
@@ -217,9 +220,6 @@ def _compute(
         start = p["tile clocks plugin"] / target.clock_hz
     start = s.put("start and finish of a tile", start, "s")
     block = s.put("block", steps * step + start + stores, "s")
-    idle = xp.ceil(waves) - waves
-    rounds = xp.maximum(1.0, waves + p[f"tail {way}"] * idle)
-    rounds = s.put("rounds of the busiest SM", rounds, "", "waves, with the last one's idle share")
     lanes = target.peak("vector", f32) / target.sm.flops_per_lane_clock
     lane_s = s.put("lanes", p["lane share"] * work.lane_ops / lanes, "s", "what is not hidden")
     busy = s.put("busiest SM", rounds * block + lane_s, "s")
