@@ -476,8 +476,8 @@ def _memory_s(
     partial = xp.where(tiles.split > 1, 8.0 * tiles.split * work.output_points, 0.0)
     again = w.strips * w.keys / xp.maximum(xp.minimum(work.extents["d"], w.keys * w.strips), 1.0)
     l2_bytes = s.put("l2 bytes", nbytes + (k + v) * (xp.maximum(again, 1.0) - 1) + partial, "bytes")
-    active = xp.minimum(1.0, w.blocks / target.sms)
-    l2_s = s.put("l2 time", l2_bytes / (_l2_rate(s, target, p) * active), "s")
+    drawn = w.blocks * L2_BYTES.get(target.isa, p["sm bytes"]) * target.clock_hz
+    l2_s = s.put("l2 time", l2_bytes / xp.minimum(_l2_rate(s, target, p), drawn), "s")
     return s.put("memory", xp.maximum(dram_s, l2_s), "s"), missed
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from cost.works import tables
+from cost.works import KINDS, tables
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -64,6 +64,35 @@ def test_nor_do_more_sms_by_much(drawn, target, by):
     more = load_target(target.name, {"sms": round(target.sms * by)})
     slow, fast = (predict(drawn[0], t).time_s for t in (target, more))
     assert np.all(fast <= (1 + MORE_SMS) * slow)
+
+
+# Of these families more of anything but a clock makes no kernel slower under one tile. (Clocks: the
+# board's power may not feed more.)
+STRICT = tuple(k for k in KINDS if k.endswith((" gemm", " bmm")) and not k.startswith("f32"))
+STRICT += ("prefill", "decode", "window", "i8 weights")
+RESOURCES = ("sms", "sm.registers", "sm.threads", "sm.blocks", "l2.bytes", "l2.bytes_per_s")
+RESOURCES += ("dram.bytes_per_s", "tdp_w")
+
+
+@given(
+    tables(STRICT),
+    st.sampled_from(GPUS),
+    st.sampled_from(RESOURCES),
+    st.sampled_from([1.05, 1.5, 4]),
+)
+def test_more_of_one_resource_makes_no_product_or_attention_slower(drawn, target, path, by):
+    many, *_ = drawn
+    if target.vendor == "AMD" and many.rate_dtype == f32:
+        return
+    value = _field(target, path)
+    if value is None:
+        return
+    more = load_target(
+        target.name, {path: round(value * by) if isinstance(value, int) else value * by}
+    )
+    tiles = choose(many, target)
+    slow, fast = (estimate(many, tiles, t).time_s for t in (target, more))
+    assert np.all(fast <= slow * (1 + 1e-9))
 
 
 def _field(target, path):
