@@ -4,6 +4,7 @@ model has a MatMulNBits, and two where it leaves DequantizeLinear."""
 from __future__ import annotations
 
 import importlib
+import random
 from typing import Any
 
 import ml_dtypes
@@ -190,6 +191,14 @@ CASES: dict[str, tuple[Any, list[str]]] = {
         ),
         ["DequantizeLinear", "MatMul Add", "Relu", "MatMul"],
     ),
+    "a Relu that is read on, and the product is an output": (
+        lambda: product(then("Relu m > t", "MatMul t c > y"), more={"c": RANDOM}, output="y m"),
+        [*TWO, "Relu", "MatMul"],
+    ),
+    "a bias, and the product is an output": (
+        lambda: product(then("Add m b > y"), bias=(N,), output="y m"),
+        [*ONE, "Add"],
+    ),
     "a Relu that is read twice": (
         lambda: product(
             then("Relu m > t", "MatMul t c > y", "Exp t > z"), more={"c": RANDOM}, output="y z"
@@ -350,3 +359,67 @@ def test_the_launch_computes_what_the_model_does():
     plain = run(loaded.graph, arrays)["y"]
     fused = run(lower(loaded.graph, profile="ort"), arrays)["y"]
     np.testing.assert_allclose(fused, plain, rtol=1e-5)
+
+
+def drawn(seed: int) -> ModelProto:
+    """One to three products with weights of few bits, and what may come after each."""
+    draw = random.Random(seed)
+    shape = draw.choice([(3, K), (2, 3, K)])
+    nodes: list[Any] = []
+    tensors: list[Any] = []
+    outputs: list[str] = []
+    at = "x"
+
+    def put(op: str, operands: list[str], **attrs: Any) -> str:
+        nodes.append(helper.make_node(op, operands, [f"v{len(nodes)}"], **attrs))
+        return nodes[-1].output[0]
+
+    def known(*extents: int) -> str:
+        name = f"c{len(tensors)}"
+        tensors.append(numpy_helper.from_array(np.asarray(rng.random(extents), np.float32), name))
+        return name
+
+    for i in range(draw.randint(1, 3)):
+        made, weights = weight(
+            f"w{i}",
+            draw.choice([*DTYPES]),
+            (K, K),
+            draw.choice(["block", "block", "each", "all"]),
+            draw.choice([0, 0, 1]),
+            draw.choice([8, 16, 32]),
+            draw.random() < 0.5,
+        )
+        nodes += made
+        tensors += weights
+        if len(shape) == 3 or draw.random() < 0.5:
+            at = put("MatMul", [at, f"w{i}"])
+        else:
+            bias = draw.choice([[], [known(K)], [known(1, K)], [known(3, K)]])
+            odd = draw.choice([{}, {}, {"alpha": 0.5}, {"transB": 1}, {"beta": 0.5}])
+            at = put("Gemm", [at, f"w{i}", *bias], **odd)
+        for step in draw.choices(["Relu", "Add", "Sum", "Mul", "Sigmoid", "Clip", "output"], k=2):
+            match step:
+                case "Add":
+                    at = put("Add", [at, known(K)])
+                case "Sum":
+                    at = put("Add", [at, known(*shape)])
+                case "Mul":
+                    at = put("Mul", [at, known()])
+                case "Clip":
+                    at = put("Clip", [at, known(), known()])
+                case "output":
+                    outputs.append(at)
+                case _:
+                    at = put(step, [at])
+    outputs = [*dict.fromkeys([*outputs, at])]
+    return model(nodes, tensors, shape, " ".join(outputs), opset=25)
+
+
+@pytest.mark.parametrize("seeds", [range(20), pytest.param(range(20, 200), marks=pytest.mark.slow)])
+def test_drawn_models_join_the_nodes_that_onnxruntime_joins(seeds: range):
+    for seed in seeds:
+        found = agreement(drawn(seed))
+        assert not found.problem, seed
+        sides = (groups(found, side) for side in (found.ort, found.ours))
+        theirs, ours = ([g for g in side if "Dequantize" in g] for side in sides)
+        assert ours == theirs, seed

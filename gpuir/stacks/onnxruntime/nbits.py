@@ -101,12 +101,14 @@ class _Finder:
             return ()
         parts = (product.locs, maker.locs)
         y = self.leaving(y, product.locs)
-        added = None if is_gemm else self.lone_reader(y)
+        added = None if is_gemm or y in self.flow.outputs else self.lone_reader(y)
         if added is not None and adds(added, y, is_bias):
             if not adds(added, y, is_row):
                 return ()  # by then MatMulAddFusion has made a Gemm of both, with another bias
             parts = (*parts, added.locs)
             (y,) = added.results
+            if y.type.rank > 2:
+                return parts  # of rows, and what reads the result reads it through a reshape
         return () if self.is_kept_apart(y) else parts
 
     # -- the weight
@@ -181,7 +183,7 @@ class _Finder:
     def lone_reader(self, y: Value) -> Node | None:
         """The one node of another model node that reads a value, if it is all of that node."""
         readers = self.flow.read_by(y)
-        if len(readers) != 1 or y in self.flow.outputs:
+        if len(readers) != 1:
             return None
         own = [n for n in self.nodes[readers[0].locs] if not isinstance(n.op, AROUND)]
         return readers[0] if own == readers else None
@@ -194,6 +196,9 @@ class _Finder:
         if clip is None or self.operator(clip) not in ("Relu", "Clip"):
             return False
         (z,) = clip.results
+        after = None if z in self.flow.outputs else self.lone_reader(z)
+        if after is not None and (self.operator(clip), self.operator(after)) == ("Relu", "Clip"):
+            (z,) = after.results  # FuseReluClip has made one node of both by then
         return z not in self.flow.outputs and len({n.locs for n in self.flow.read_by(z)}) == 1
 
 
