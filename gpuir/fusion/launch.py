@@ -15,16 +15,22 @@ from gpuir.ops import tensor as t
 
 def fused(nodes: Iterable[Node], results: Iterable[Value]) -> Node:
     """Nodes as one launch, what comes twice among them (a constant) once, in the model's order but
-    for what is generated, which comes first. What a contraction reads lies in memory: a constant
+    for what is generated, which comes first. What a library's call reads lies in memory: a constant
     too is an argument then. The launch is named after what it is for before what is generated."""
     nodes, results = tuple(dict.fromkeys(nodes)), tuple(results)
-    read = {v for n in nodes if n.op.contraction for v in n.op.operands}
+    read = {v for n in nodes if is_call(n.op) for v in n.op.operands}
     computed = [n for n in nodes if not isinstance(n.op, t.Generating)]
     generated = [n for n in nodes if isinstance(n.op, t.Generating) and read.isdisjoint(n.results)]
     nodes = (*generated, *computed)
     args = tuple(reads(nodes))
     locs = tuple(dict.fromkeys(loc for n in (*computed, *generated) for loc in n.locs))
     return Node(t.Fused(args, Graph(Level.graph, "", args, (), nodes, results)), results, locs)
+
+
+def is_call(op: Op) -> bool:
+    """Whether an op reads its operands from memory, whatever makes them: a product, or an operator
+    of which nothing else is known."""
+    return op.contraction or isinstance(op, t.Opaque)
 
 
 def inner(node: Node) -> tuple[Node, ...]:

@@ -859,9 +859,15 @@ class Collective(BodyKernel):
 @dataclass(frozen=True)
 class Opaque(BodyKernel):
     """A model op that gpuir does not know: it reads its operands and writes its results once, and
-    the report lists it. Never zero."""
+    the report lists it. Never zero. How it shares out its work is not known either: its nest has as
+    many points as the largest of all these has cells."""
 
     name: ClassVar[str] = "k.opaque"
+
+    def space(self) -> Space:
+        flat = super().space()
+        extent = max(flat.dims["i"], *(v.type.size for v in self.args), 1)
+        return Space({"i": extent}, flat.reads, flat.writes)
 
 
 @dataclass(frozen=True)

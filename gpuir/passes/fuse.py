@@ -9,7 +9,7 @@ from typing import get_args
 
 from gpuir.fusion.flow import Flow
 from gpuir.fusion.groups import Groups
-from gpuir.fusion.launch import is_unpacking, weights
+from gpuir.fusion.launch import is_call, is_unpacking, weights
 from gpuir.ir.build import begin, within
 from gpuir.ir.errors import UsageError
 from gpuir.ir.graph import Graph, Level, Node, Op, Value
@@ -399,10 +399,10 @@ class _Fuser:
         return b.finish(g.outputs)
 
     def is_stored(self, generator: Node) -> bool:
-        """Whether a constant needs memory: as an output, or where control flow or a contraction
+        """Whether a constant needs memory: as an output, or where control flow or a library's call
         reads it as an operand proper."""
         readers = (u for v in generator.results for u in self.users.get(v, ()))
         ops = [self.g.nodes[u].op for u in readers]
         return not self.flow.outputs.isdisjoint(generator.results) or any(
-            op.control or op.contraction for op in ops
+            op.control or is_call(op) for op in ops
         )

@@ -3,6 +3,7 @@ and where is known, only the tensors themselves are not."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -84,6 +85,21 @@ def taken(e: Emitter, item: Item) -> Value:
     rest = item.type.shape
     starts, steps = (item.index, *(0 for _ in rest)), (1,) * (1 + len(rest))
     return e(t.Reshape(e(t.Slice(item.x, starts, (1, *rest), steps)), rest))
+
+
+def tensors_in(n: OnnxNode, e: Emitter) -> tuple[Value, ...]:
+    """The tensors among a node's operands, those of sequences and optional values among them. Of
+    rows that are all there are of a tensor, the tensor."""
+    found: list[Value] = []
+    for given in n.inputs:
+        items = whole(n, given) if isinstance(given, Items) else (given,)
+        rows = Counter(v.x for v in items if isinstance(v, Row))
+        all_of = [x for x, count in rows.items() if count == x.type.shape[0]]
+        found += all_of
+        for v in items:
+            if v is not None and not (isinstance(v, Row) and v.x in all_of):
+                found.append(taken(e, v))
+    return tuple(found)
 
 
 def _position(n: OnnxNode, i: int, count: int, default: int) -> int:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from difflib import get_close_matches
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -277,16 +279,17 @@ class Walk:
         )
         if n.version < MODERN and not step.domain:
             n = modernise(n)
-        if any(isinstance(v, Items) for v in inputs) and key not in sequence.READERS:
-            if key == "Identity":
-                return False, inputs
+        converter = CONVERTERS.get(key) or self.emit.scope.converter(key)
+        reads = any(isinstance(v, Items) for v in inputs) and key not in sequence.READERS
+        if reads and key == "Identity":
+            return False, inputs
+        if reads and (converter is not None or not step.domain):
             raise ModelError(
                 f"{step.op} reads a sequence",
                 expected="a tensor; gpuir supports sequences only in nodes that build, index or "
                 "concatenate them, and in loops and branches",
                 fix="export the model without sequences",
             )
-        converter = CONVERTERS.get(key) or self.emit.scope.converter(key)
         if converter is None:
             return False, self.unconverted(step, n, attributes)
         check_stated(key, n.op, n.inputs, n.attrs)
@@ -396,12 +399,17 @@ class Walk:
                 function.name, function.domain = step.op, step.domain
                 loc = self.emit.builder.locs[0]
                 return self.call(function, n.name, n.inputs, attributes, loc, len(step.outputs))
+        outside = tuple(self.find(name, self.load.loc(n.name)) for name in step.free)
+        n = replace(n, inputs=(*n.inputs, *outside))
         return self.opaque(n, self.opaque_types(schema, step, n))
 
     def opaque(self, n: OnnxNode, types: Sequence[TensorType]) -> tuple[Value, ...]:
-        """An operator whose results' types are all that is known of it, as a `t.opaque`."""
+        """An operator whose results' types are all that is known of it, as a `t.opaque`. It reads
+        all tensors that it is given, those of sequences too, and those that its attributes hold."""
         key = key_of(n.op, n.domain)
-        operands = tuple(v for v in n.inputs if v is not None)
+        given = sequence.tensors_in(n, self.emit)
+        held = self.held(n.attrs) if isinstance(n.attrs, Attributes) else ()
+        operands = (*given, *held)
         self.load.opaque.append(f"{self.load.loc(n.name)}: {key}")
         self.load.warn(
             f"{self.load.loc(n.name)}: gpuir does not know the operator {key}. It "
@@ -409,7 +417,20 @@ class Walk:
             "once), but no arithmetic"
         )
         attrs = settings(n.attrs.plain() if isinstance(n.attrs, Attributes) else n.attrs.items())
-        return self.emit.add(t.Opaque(key, operands, tuple(types), attrs), fold=False)
+        read = tuple(self.emit.place(v, stored=True) for v in operands)
+        return self.emit.add(t.Opaque(key, read, tuple(types), attrs), fold=False)
+
+    def held(self, attributes: Attributes) -> Iterator[Value]:
+        """The tensors that a node's attributes hold, alone, in lists, or as a subgraph's own."""
+        source = self.load.source
+        for name in attributes:
+            a = attributes.proto(name)
+            if a is None:
+                continue
+            graphs = (*subgraphs({name: a}),)
+            inside = (x for graph in graphs for x in graph.initializer)
+            for x in (*((a.t,) if a.HasField("t") else ()), *a.tensors, *inside):
+                yield self.emit.weight(tensor_type(x), partial(tensor_array, x, source), name)
 
     def schema_function(
         self, schema: Any, step: Step, n: OnnxNode, attributes: Attributes
@@ -487,7 +508,8 @@ class Walk:
             return None
         dtype, dims = declared_type(proto, name)
         extents = [self.load.extent(d) for d in dims or ()]
-        first = next((v.type.shape for v in n.inputs if v is not None), ())
+        given = (v for v in n.inputs if v is not None and not isinstance(v, Items))
+        first = next((v.type.shape for v in given), ())
         if extents and extents[0] is None and first:
             extents[0] = first[0]
             self.emit.assume(f"{n.name}: {name} is assumed to be as long as the first input")

@@ -11,17 +11,20 @@ import torch
 from torch import fx
 from torch._subclasses import FakeTensor, FakeTensorMode
 from torch.export import ExportedProgram
-from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
+from gpuir.frontends.emit import Emitter
 from gpuir.frontends.model import Model, Weights
 from gpuir.frontends.torch.contraction import NO_DROPOUT
 from gpuir.frontends.torch.dims import Dims
 from gpuir.frontends.torch.masks import on_any_device
 from gpuir.frontends.torch.precision import unreached
 from gpuir.frontends.torch.program import Program, graphs_alone, traced_inputs, unheard
+from gpuir.frontends.torch.sparse import Sparse, check_trained, examples, is_sparse, placed, unknown
 from gpuir.frontends.torch.walk import Walk, numbers
 from gpuir.ir.errors import ModelError, reason
 from gpuir.ir.graph import Value
+from gpuir.ir.types import TensorType
 from gpuir.ops import tensor as t
 
 ATTENTION = torch.ops.aten.scaled_dot_product_attention.default
@@ -33,6 +36,7 @@ def load_joint(source: Program | ExportedProgram, name: str, walk: Walk) -> Mode
     several cells stands for their sum. Locations of the backward pass end in `/backward`."""
     from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
 
+    check_trained(given_to(source))
     fakes = Fakes(FakeTensorMode(allow_non_fake_inputs=True))
     with fakes.mode, ExitStack() as stack, unheard(), graphs_alone(), on_any_device():
         if isinstance(source, Program):
@@ -56,7 +60,17 @@ def load_joint(source: Program | ExportedProgram, name: str, walk: Walk) -> Mode
                 fix="use gpuir's own derivatives: --autodiff gpuir",
             ) from error
     walk.emit.scope.assumed += (*assumed, *unreached(exported))
-    return _graph(traced.graph_module, exported.graph_signature.user_inputs, held, walk)
+    names = exported.graph_signature.user_inputs
+    return _graph(traced.graph_module, names, held, examples(exported, source), walk)
+
+
+def given_to(source: Program | ExportedProgram) -> dict[str, Any]:
+    """The tensors that a program holds or is run on, by name; those of its arguments by place."""
+    if isinstance(source, Program):
+        held, given = tensors_of(source.module), (source.args, dict(source.kwargs))
+    else:
+        held, given = {**source.state_dict, **source.constants}, source.example_inputs
+    return {**held, **{f"argument {i}": x for i, x in enumerate(tree_leaves(given))}}
 
 
 def tensors_of(module: torch.nn.Module) -> dict[str, Any]:
@@ -84,7 +98,10 @@ class Fakes:
             return x
         if id(x) not in self.known:
             self.kept.append(x)
-            made = torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="cpu")
+            if is_sparse(x):
+                made = self.mode.from_tensor(x.detach())
+            else:
+                made = torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="cpu")
             is_parameter = isinstance(x, torch.nn.Parameter)
             self.known[id(x)] = torch.nn.Parameter(made, x.requires_grad) if is_parameter else made
         return self.known[id(x)]
@@ -151,7 +168,7 @@ def _sized(program: ExportedProgram, dims: Dims) -> Any:
     """Inputs as the program was traced on, where sizes are symbolic in those that `dims` gives."""
     sized = [
         torch.empty_strided([*map(dims, v.shape)], [*map(dims, v.stride())], dtype=v.dtype)
-        if isinstance(v, torch.Tensor)
+        if isinstance(v, torch.Tensor) and not is_sparse(v)
         else dims(v)
         if isinstance(v, torch.SymInt)
         else v
@@ -161,7 +178,30 @@ def _sized(program: ExportedProgram, dims: Dims) -> Any:
     return tree_unflatten(sized, spec)
 
 
-def _graph(joint: fx.GraphModule, inputs: Any, held: Mapping[str, Any], walk: Walk) -> Model:
+def _sparse(
+    emit: Emitter, dims: Dims, place: Any, inputs: Any, stored: Mapping[str, Any]
+) -> Sparse:
+    """What stores a sparse placeholder: params, or inputs."""
+    is_param = type(place).__name__ in ("ParamAOTInput", "BufferAOTInput")
+    name = str(place.target if is_param else inputs[place.idx])
+    if name not in stored:
+        raise unknown(name)
+
+    def made(part: str, type: TensorType, tensor: torch.Tensor) -> Value:
+        if is_param:
+            return emit.param(f"{name}.{part}", type, lambda: numbers(tensor))
+        return emit.input(f"{name}.{part}", type)
+
+    return placed(stored[name], dims, made)
+
+
+def _graph(
+    joint: fx.GraphModule,
+    inputs: Any,
+    held: Mapping[str, Any],
+    sparse: Mapping[str, torch.Tensor],
+    walk: Walk,
+) -> Model:
     """The traced graph, its placeholders and results under the names of what they are."""
     emit, dims = walk.emit, walk.dims
     places: dict[Any, Value] = {}
@@ -171,6 +211,9 @@ def _graph(joint: fx.GraphModule, inputs: Any, held: Mapping[str, Any], walk: Wa
         value: Any = node.meta.get("val")  # an argument that is None has none
         place: Any = node.meta["desc"]
         kind = type(place).__name__
+        if is_sparse(value):
+            given.append(_sparse(emit, dims, place, inputs, {**held, **sparse}))
+            continue
         if not isinstance(value, torch.Tensor):
             given.append(value)
             continue

@@ -27,6 +27,7 @@ from gpuir.frontends.torch.program import Program, graphs_alone, unheard
 from gpuir.frontends.torch.recurrent import CONVERTERS as RECURRENT
 from gpuir.frontends.torch.repeat import grown
 from gpuir.frontends.torch.serialized import names_of
+from gpuir.frontends.torch.sparse import Sparse, examples, is_sparse, placed, unknown
 from gpuir.frontends.torch.subclasses import assumed_of, calls_of, has_subclasses, is_quantised
 from gpuir.frontends.torch.walk import Walk, numbers
 from gpuir.ir.errors import GpuirError, ModelError, UsageError, reason
@@ -273,7 +274,9 @@ def _load(program: ExportedProgram, walk: Walk) -> Model:
     specs = {spec.arg.name: spec for spec in signature.input_specs}
     places: dict[str, Value] = {}
     tied: dict[int, Value] = {}  # one tensor under two names is one param
+    shared: dict[int, Sparse] = {}  # the same of sparse ones
     given: list[Any] = []
+    sparse = examples(program)
     for node in program.graph_module.graph.nodes:
         if node.op != "placeholder":
             continue
@@ -285,6 +288,14 @@ def _load(program: ExportedProgram, walk: Walk) -> Model:
             given.append(dims(value) if isinstance(value, torch.SymInt) else value)
             continue
         tensor = held.get(str(spec.target))
+        if is_sparse(value):
+            stored = sparse.get(spec.arg.name) if tensor is None else tensor
+            if stored is None:
+                raise unknown(spec.arg.name)
+            if id(stored) not in shared:
+                shared[id(stored)] = placed(stored, dims, partial(_part, emit, spec))
+            given.append(shared[id(stored)])
+            continue
         try:
             type = dims.lying(value)
         except ModelError as error:
@@ -302,6 +313,9 @@ def _load(program: ExportedProgram, walk: Walk) -> Model:
     over: list[Value | None] = []
     values: dict[str, Value] = {}
     for spec, value in zip(signature.output_specs, found, strict=True):
+        if isinstance(value, Sparse):
+            outputs += [emit.place(part, stored=True) for part in value.parts]
+            over += [None] * len(value.parts)
         if not isinstance(value, Value):
             continue
         outputs.append(emit.place(value, stored=True))
@@ -328,6 +342,16 @@ def _keys(spec: Any, path: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
     parts = spec.children()
     for name, part in zip(names_of(spec.context, len(parts)) or count(), parts, strict=False):
         yield from _keys(part, (*path, str(name)))
+
+
+def _part(emit: Emitter, spec: Any, name: str, type: TensorType, part: torch.Tensor) -> Value:
+    """One of the tensors that store a sparse input or param."""
+    if spec.kind is InputKind.USER_INPUT:
+        return emit.input(f"{spec.arg.name}.{name}", type)
+    made = emit.param(f"{spec.target}.{name}", type, lambda: numbers(part))
+    if not part.requires_grad:
+        emit.builder.roles.setdefault(made.name, "buffer")
+    return made
 
 
 def _place(held: Mapping[str, Any], emit: Emitter, spec: Any, type: TensorType) -> Value:

@@ -181,7 +181,7 @@ def nonzero(n: TorchNode, e: Emitter) -> Value:
 
 def nonzero_columns(n: TorchNode, e: Emitter) -> Results:
     """The same, an axis at a time."""
-    x = n["self"]
+    x: Value = n.one_of("self", "condition")
     places = nonzero_places(n, e, x, n.type.shape[0])
     return tuple(pick(e, places, 0, i) for i in range(len(n.types)))
 
@@ -213,6 +213,8 @@ CONVERTERS: dict[str, Converter] = {
     "masked_scatter": masked_scatter,
     "nonzero": nonzero,
     "argwhere": nonzero,
+    "nonzero_static": nonzero,
     "nonzero_numpy": nonzero_columns,
+    "where.default": nonzero_columns,
     "_local_scalar_dense": scalar,
 }

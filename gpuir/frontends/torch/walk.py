@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from gpuir.frontends.emit import Emitter, settings
 from gpuir.frontends.torch.decompose import decomposed
@@ -19,6 +20,14 @@ from gpuir.frontends.torch.flex import FLEX
 from gpuir.frontends.torch.higher import HIGHER, arithmetic
 from gpuir.frontends.torch.node import Arguments, TorchNode, dtype_of
 from gpuir.frontends.torch.packed import launched
+from gpuir.frontends.torch.sparse import (
+    Sparse,
+    answered,
+    held_in,
+    is_sparse,
+    result,
+    sized,
+)
 from gpuir.frontends.torch.subclasses import Call
 from gpuir.frontends.torch.table import CONVERTERS
 from gpuir.ir.errors import GpuirError, ModelError, nearest
@@ -178,9 +187,20 @@ class Walk:
             if after and isinstance(after[0], str):  # invoke_subgraph's name for it
                 after = after[1:]
             return self.run(inner[0], tuple(after))
+        if name in WRITING:
+            return self.writing(node, *args, **kwargs)
         if convert := HIGHER.get(name) or FLEX.get(name):
             return convert(self, node, *args, **kwargs)
         raise ModelError(f"{name} is not supported", fix="export the program without it")
+
+    def writing(self, node: fx.Node, target: torch._ops.OpOverload, **given: Any) -> Any:
+        """A custom operator that writes over operands: opaque, and they are among its results."""
+        packet = target._schema.name
+        args = Arguments({name: plain(value, self.dims) for name, value in given.items()})
+        value = node.meta.get("val")
+        name = f"{packet}.{target._overloadname or 'default'}"
+        call = TorchNode(name, node.name, args, metas(node.kwargs), self.types(value))
+        return self.opaque_call(node, packet, call, value)
 
     def check_trip_counts(self) -> None:
         """ModelError for a number of trips of what is no loop that takes one."""
@@ -214,9 +234,12 @@ class Walk:
         convert = (
             CONVERTERS.get(name) or CONVERTERS.get(packet) or self.emit.scope.converter(packet)
         )
+        if any(held_in(call.args)) or any(map(is_sparse, tree_leaves(value))):
+            found = answered(packet, call, value, self.dims)
+            return self.opaque_call(node, packet, call, value) if found is None else found
         single = isinstance(value, torch.Tensor)
         if convert is None:
-            return self.unconverted(node, target, call, single)
+            return self.unconverted(node, packet, target, call, value)
         start, prefix = len(self.emit.builder.nodes), self.emit.prefix
         results = convert(call, self.emit)
         self.emit.prefix = prefix
@@ -238,7 +261,12 @@ class Walk:
         return found[0] if single else tuple(found)
 
     def unconverted(
-        self, node: fx.Node, target: torch._ops.OpOverload, call: TorchNode, single: bool
+        self,
+        node: fx.Node,
+        packet: str,
+        target: torch._ops.OpOverload,
+        call: TorchNode,
+        value: Any,
     ) -> Any:
         """What torch decomposes the call to; where it does not, an opaque op."""
         simpler = decomposed(target, call.args, call.fakes) if self.depth < DEEPEST else None
@@ -249,25 +277,52 @@ class Walk:
                 found = self.run(simpler, tensors(call.args.values()))
             finally:
                 self.depth -= 1
-            return self.named(node, start, found, single)
+            return self.named(node, start, found, isinstance(value, torch.Tensor))
+        return self.opaque_call(node, packet, call, value)
+
+    def opaque_call(self, node: fx.Node, packet: str, call: TorchNode, value: Any) -> Any:
+        """A call of which nothing is known but what it reads, all tensors among its arguments, and
+        what it gives: tensors, sparse ones too, in lists within lists or alone."""
+        what = f"{call.op}, of sparse tensors" if any(held_in(call.args)) else call.op
         if self.strict:
             raise ModelError(
-                f"gpuir has no converter for {call.op}",
+                f"gpuir has no converter for {what}",
                 fix="without --strict, gpuir counts the bytes of the operator. Or "
                 "decompose it before you export, or load a module with a "
                 "converter: --load mine.py",
             )
-        if call.op not in self.opaque:
-            self.opaque[call.op] = None
+        if what not in self.opaque:
+            self.opaque[what] = None
             self.warnings.append(
-                f"{self.loc(node)}: gpuir has no converter for {call.op}, so it "
+                f"{self.loc(node)}: gpuir has no converter for {what}, so it "
                 "counts the bytes of the operator, but no arithmetic"
             )
-        gives = tuple(type for type in call.types if type is not None)
-        op = t.Opaque(call.op, tensors(call.args.values()), gives, settings(call.args.items()))
-        made = iter(self.emit.add(op, fold=False))
-        found = [None if type is None else next(made) for type in call.types]
-        return self.named(node, start, found, single)
+        leaves, tree = tree_flatten(value)
+        gives: list[tuple[TensorType, ...]] = []
+        for leaf in leaves:
+            if is_sparse(leaf):
+                types, note = result(packet, call, leaf, self.dims)
+                gives.append(types)
+                if note:
+                    self.emit.assume(f"{node.name}: {note}")
+            else:
+                gives.append((self.dims.type(leaf),) if isinstance(leaf, torch.Tensor) else ())
+        start = len(self.emit.builder.nodes)
+        attrs = settings(call.args.items())
+        flat = tuple(type for types in gives for type in types)
+        read = (self.emit.place(v, stored=True) for v in tensors(call.args.values()))
+        op = t.Opaque(call.op, tuple(read), flat, attrs)
+        made = self.named(node, start, self.emit.add(op, fold=False), single=False)
+        parts = iter([v for v in made if v is not None] if isinstance(made, tuple) else [])
+        found = [
+            sized([next(parts) for _ in types], leaf, self.dims)
+            if is_sparse(leaf)
+            else next(parts)
+            if types
+            else leaf
+            for leaf, types in zip(leaves, gives, strict=True)
+        ]
+        return tree_unflatten(found, tree)
 
 
 INLINED = (
@@ -278,6 +333,9 @@ INLINED = (
     "tag_activation_checkpoint",
     "invoke_subgraph",
 )
+
+
+WRITING = ("auto_functionalized", "auto_functionalized_v2")  # torch makes of custom operators
 
 
 def is_backward(node: fx.Node) -> bool:
@@ -335,6 +393,8 @@ def plain(value: Any, dims: Dims) -> Any:
         return dims(value)
     if isinstance(value, list | tuple):
         return tuple(plain(v, dims) for v in value)
+    if isinstance(value, Mapping):
+        return {key: plain(v, dims) for key, v in value.items()}
     return value
 
 
@@ -344,6 +404,10 @@ def tensors(values: Iterable[Any]) -> tuple[Value, ...]:
     for value in values:
         if isinstance(value, Value):
             found.append(value)
+        elif isinstance(value, Sparse):
+            found += value.parts
+        elif isinstance(value, Mapping):
+            found += tensors(value.values())
         elif isinstance(value, tuple):
             found += tensors(value)
     return tuple(found)

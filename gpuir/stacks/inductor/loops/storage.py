@@ -8,7 +8,7 @@ from math import prod
 from typing import NamedTuple, Protocol
 
 from gpuir.fusion.flow import Flow
-from gpuir.fusion.launch import is_unpacking
+from gpuir.fusion.launch import is_call, is_unpacking
 from gpuir.ir.graph import Node, Value
 from gpuir.ir.phases import phase_of
 from gpuir.ops import tensor as t
@@ -395,7 +395,7 @@ class Storage:
         nodes = [self.flow.nodes[i] for i in members]
         made = {v for n in nodes for v in n.results}
         read = dict.fromkeys(x for n in nodes for x in n.op.operands if x not in made)
-        if not (node.op.contraction or node.op.control):  # which repeats what is generated
+        if not (is_call(node.op) or node.op.control):  # which repeats what is generated
             read = [x for x in read if not self.flow.is_generated(x)]
         for x in read:
             self.reach(x)
