@@ -20,6 +20,7 @@ from gpuir.frontends.emit import INLINE, Emitter, Scope, nested_too_deep
 from gpuir.frontends.model import Model, Weights
 from gpuir.frontends.torch.archive import open_program
 from gpuir.frontends.torch.dims import Dims
+from gpuir.frontends.torch.fallbacks import heard
 from gpuir.frontends.torch.inplace import kept_operands
 from gpuir.frontends.torch.joint import load_joint
 from gpuir.frontends.torch.precision import has_casts, kept_places, unreached
@@ -90,7 +91,8 @@ def load(
     emit.builder.framework = "pytorch"
     sizes = Dims(dict(dims), channels_last=channels_last)
     walk = Walk(name, emit, sizes, strict, trip_counts=trip_counts)
-    with _placed(name, emit), sizes.all_asked():
+    module = made.module if isinstance(made, Program) else None
+    with _placed(name, emit), sizes.all_asked(), heard(module) as fallbacks:
         if (train or joint) and is_quantised(made.module if isinstance(made, Program) else made):
             raise UsageError(
                 "a model with quantised weights cannot be trained",
@@ -121,7 +123,8 @@ def load(
             model = _load(plain, walk)
         walk.dims.check_all_used(live=isinstance(made, Program))
         walk.check_trip_counts()
-    model = replace(model, graph=with_layout(model.graph))
+    graph = with_layout(model.graph)
+    model = replace(model, graph=replace(graph, assumed=(*graph.assumed, *fallbacks)))
     return _annotated(model, made) if isinstance(made, Program) else model
 
 

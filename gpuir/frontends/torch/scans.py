@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch.nn import functional
 
+from gpuir.frontends.torch.fallbacks import hear
 from gpuir.frontends.torch.masks import Change
 
 MODELS = ("mamba", "falcon_mamba", "jamba", "zamba")
@@ -36,6 +37,7 @@ def scanned(own: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     u and dt are [b, d, s], A is [d, n], B and C are [b, n, s]. The steps are those of transformers'
     sequential path (models/mamba/modeling_mamba.py, mamba_selective_scan).
     """
+    hear(own)
     if torch.is_grad_enabled():
         return own(*args, **kwargs)
     given: Any = signature(own).bind(*args, **kwargs)
