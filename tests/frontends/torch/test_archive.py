@@ -462,7 +462,7 @@ def test_a_graph_that_is_none_is_the_users_error(
 def test_functions_of_attention_that_do_more_than_arithmetic_are_not_run(
     monkeypatch: pytest.MonkeyPatch,
 ):
-    from gpuir.frontends.torch.higher import answer
+    from gpuir.frontends.torch.flex import answer
 
     def traced(body: Callable[[torch.Tensor], torch.Tensor]) -> torch.fx.GraphModule:
         return torch.fx.experimental.proxy_tensor.make_fx(body, tracing_mode="fake")(torch.ones(3))
