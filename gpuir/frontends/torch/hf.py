@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from importlib import import_module
 from inspect import Parameter, Signature, signature
@@ -21,7 +21,7 @@ from torch.utils._pytree import tree_leaves
 from gpuir.files import read_json
 from gpuir.frontends.torch import masks, scans
 from gpuir.frontends.torch.attention import attention, seen
-from gpuir.frontends.torch.program import Program, unheard
+from gpuir.frontends.torch.program import Program, unheard, unsupported
 from gpuir.ir.errors import GpuirError, ModelError, UsageError, nearest, reason
 
 TASKS = {  # what it is called here → transformers' table of the classes that do it
@@ -58,7 +58,7 @@ LABELS: Mapping[str, Labels] = {  # what a loss is computed from
     "segmentation": {"labels": ("batch", "height", "width")},
     "zero-shot-image-cls": {},  # each image belongs to the text of its row
 }
-MASKED = ("switch_transformers",)  # models that fail without a mask
+MASKED = ("switch_transformers", "longt5")  # models that fail without a mask
 STEPWISE = ("mamba", "falcon_mamba", "jamba")  # models whose scan is a Python loop over tokens
 MOST_STEPS = 4000  # of all layers; torch.export writes down some fifteen operators for each
 PHASES = ("prefill", "decode")
@@ -126,12 +126,14 @@ def program(
         if choice is not None and choice not in known:
             raise UsageError(f"no {name} called {choice!r}", fix=nearest(choice, known))
     folder = path.removeprefix("hf:")
-    with quiet(), usable(folder):
+    with quiet(), usable(folder), ExitStack() as blame:
         from gpuir.frontends.torch import mixtures, quantised
 
         config = read_config(Path(folder))
         task, cls = find_class(config, task, folder)
         model = build(cls, config, DTYPES[dtype] if dtype else None, attention, device, folder)
+        made_for = f"{cls.__name__} in the phase {phase}" if phase else cls.__name__
+        blame.enter_context(supported(made_for, folder))
         model.train(train)
         mixtures.adopt(model)
         sizes = Sizes(config, dict(dims or {}), folder, device)
@@ -182,7 +184,7 @@ def program(
                 )
             made = step(model, sizes, task, phase, past, name, CACHE_DTYPES[kept] if kept else None)
     sizes.check()
-    return replace(made, assumed=(*made.assumed, *unread(cls, made)))
+    return replace(made, assumed=(*made.assumed, *unread(cls, made)), made_for=made_for)
 
 
 def unread(cls: Any, made: Program) -> tuple[str, ...]:
@@ -207,6 +209,17 @@ def usable(where: str) -> Generator[None]:
         raise ModelError(
             "transformers cannot build a model from the config", where=where, found=reason(error)
         ) from error
+
+
+@contextmanager
+def supported(made_for: str, where: str) -> Generator[None]:
+    """What goes wrong with a model that transformers has built is our fault: we made its inputs."""
+    try:
+        yield
+    except GpuirError:
+        raise
+    except Exception as error:
+        raise unsupported(made_for, where, error) from error
 
 
 def called(path: Path) -> str:
@@ -515,13 +528,23 @@ def pixels(sizes: Sizes, dtype: torch.dtype) -> torch.Tensor:
 
 
 def spectrum(sizes: Sizes, dtype: torch.dtype) -> torch.Tensor:
-    """Of Whisper's layout; its encoder halves the frames to its number of positions."""
+    """Of Whisper's layout, whose encoder halves the frames to its number of positions; or frames
+    first, where the config has the width of one (Speech2Text, Wav2Vec2-BERT)."""
+    channels = sizes.of_config("input_channels") or 1
+    width = sizes.of_config("input_feat_per_channel", "feature_projection_input_dim")
+    if width:
+        return sizes.empty((sizes("batch"), sizes("frames"), width * channels), dtype)
     positions = sizes.of_config("max_source_positions")
     frames = sizes("frames", 2 * positions if positions else None)
     return sizes.empty((sizes("batch"), sizes.of_config("num_mel_bins") or 80, frames), dtype)
 
 
 def waveform(sizes: Sizes, dtype: torch.dtype) -> torch.Tensor:
+    """Samples of a sound; frames of a spectrum where the config says how many and how wide (Audio
+    Spectrogram Transformer)."""
+    frames, width = sizes.of_config("max_length"), sizes.of_config("num_mel_bins")
+    if isinstance(frames, int) and isinstance(width, int) and sizes.of_config("frequency_stride"):
+        return sizes.empty((sizes("batch"), sizes("frames", frames), width), dtype)
     return sizes.empty((sizes("batch"), sizes("samples")), dtype)
 
 
@@ -625,6 +648,9 @@ def whole(
         )
     run = model.forward
     takes = signature(run).parameters
+    for part in model.modules():  # where a class hands its keywords on unread
+        if getattr(getattr(part, "config", None), "use_cache", None):
+            part.config.use_cache = False
     fixed = {"use_cache": False} if "use_cache" in takes else {}
     fixed |= {"return_loss": True} if train and "return_loss" in takes else {}
     masked = model.config.model_type in MASKED and not mask
@@ -650,6 +676,8 @@ def step(
     """A step of generation: what is kept of each layer goes in and comes out, in the model's
     numbers or in others. What a decoder keeps of its encoder's output goes in alone: it is read,
     never written."""
+    from transformers.modeling_outputs import BaseModelOutput
+
     from gpuir.frontends.torch import cache
 
     if past is None and phase == "decode":
@@ -686,7 +714,9 @@ def step(
         if size == "target":
             kept = cache.crossed(own, given["cross_keys"], given["cross_values"], model.dtype)
             hidden = keys[0].new_empty(filled.hidden, dtype=model.dtype)  # its shape alone is read
-            more["encoder_outputs"] = (hidden,)
+            read: Any = BaseModelOutput(last_hidden_state=cast(Any, hidden))
+            read.attention_mask = None  # that of Moonshine's
+            more["encoder_outputs"] = read
         out = run(**{words: given[words]}, past_key_values=kept, use_cache=True, **more)
         return out.logits, *(x.keys for x in own.layers), *(x.values for x in own.layers)
 

@@ -38,7 +38,8 @@ def load_joint(source: Program | ExportedProgram, name: str, walk: Walk) -> Mode
 
     check_trained(given_to(source))
     fakes = Fakes(FakeTensorMode(allow_non_fake_inputs=True))
-    with fakes.mode, ExitStack() as stack, unheard(), graphs_alone(), on_any_device():
+    where = torch.device("cpu")  # that fakes are on; the caller may build on another by default
+    with where, fakes.mode, ExitStack() as stack, unheard(), graphs_alone(), on_any_device():
         if isinstance(source, Program):
             held = tensors_of(source.module)
             given = {"args": fakes(source.args), "kwargs": fakes(dict(source.kwargs))}

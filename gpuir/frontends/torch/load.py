@@ -24,7 +24,7 @@ from gpuir.frontends.torch.fallbacks import heard
 from gpuir.frontends.torch.inplace import kept_operands
 from gpuir.frontends.torch.joint import load_joint
 from gpuir.frontends.torch.precision import has_casts, kept_places, unreached
-from gpuir.frontends.torch.program import Program, graphs_alone, unheard
+from gpuir.frontends.torch.program import Program, graphs_alone, unheard, unsupported
 from gpuir.frontends.torch.recurrent import CONVERTERS as RECURRENT
 from gpuir.frontends.torch.repeat import grown
 from gpuir.frontends.torch.serialized import names_of
@@ -119,7 +119,7 @@ def load(
             if isinstance(made, Program):
                 emit.scope.assumed += assumed_of(exported, made.module)
             with kept_operands(exported) if train else nullcontext():
-                plain = functional(exported)
+                plain = functional(exported, made.made_for if isinstance(made, Program) else "")
             model = _load(plain, walk)
         walk.dims.check_all_used(live=isinstance(made, Program))
         walk.check_trip_counts()
@@ -243,10 +243,10 @@ def _annotated(model: Model, program: Program) -> Model:
     return replace(model, graph=graph)
 
 
-def functional(program: ExportedProgram) -> ExportedProgram:
+def functional(program: ExportedProgram, made_for: str = "") -> ExportedProgram:
     """The program without operators that write in place, or run under vmap or torch.autocast, whose
     casts it makes, and without tensor subclasses, in whose place are the tensors that they hold;
-    itself where there are none."""
+    itself where there are none. `made_for` is as in `Program`."""
 
     def writes(target: Any) -> bool:
         schema = getattr(target, "_schema", None)
@@ -261,6 +261,8 @@ def functional(program: ExportedProgram) -> ExportedProgram:
         with unheard(), graphs_alone(), kept_places(program):
             return program.run_decompositions({})
     except Exception as error:  # whatever torch meets in it
+        if made_for:
+            raise unsupported(made_for, "", error) from error
         raise ModelError(
             "torch cannot decompose the program, because it writes in place or runs under autocast",
             found=reason(error),

@@ -35,7 +35,8 @@ class Program:
 
     `roles` names inputs, as the exported program does, that hold something else than inputs;
     `over` goes along the outputs: the input whose storage the output takes over, or None.
-    `repeats` where layers that are made alike do the same, whatever their number.
+    `repeats` where layers that are made alike do the same, whatever their number. `made_for` is the
+    class and the phase that gpuir itself made the arguments for, whose faults are not the user's.
     """
 
     module: torch.nn.Module
@@ -46,6 +47,7 @@ class Program:
     over: tuple[str | None, ...] = ()
     assumed: tuple[str, ...] = ()
     repeats: bool = False
+    made_for: str = ""
 
     def export(self) -> ExportedProgram:
         """The program as torch.export writes it down; ModelError with torch's reason when it
@@ -55,6 +57,8 @@ class Program:
         except GpuirError:
             raise
         except Exception as error:  # whatever the module's own code raises
+            if self.made_for:
+                raise unsupported(self.made_for, self.name, error) from error
             raise ModelError(
                 "torch.export cannot trace the model",
                 where=self.name,
@@ -80,6 +84,18 @@ class Program:
             if "not a known type" in str(error) and register_caches(self.module):
                 return self._traced()
             raise
+
+
+def unsupported(made_for: str, where: str, error: BaseException) -> ModelError:
+    """What to say where a class does not run on what gpuir makes of its config."""
+    return ModelError(
+        f"gpuir does not support {made_for}: it does not run on the inputs that gpuir makes of "
+        "its config",
+        where=where,
+        found=raised(error),
+        fix="build the module and its arguments in Python: gpuir analyze my.module:build. Or check "
+        "the config: its numbers may not fit together",
+    )
 
 
 def register_caches(module: torch.nn.Module) -> bool:

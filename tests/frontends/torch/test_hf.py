@@ -633,3 +633,116 @@ def test_nothing_is_downloaded():
     with hf.quiet():
         assert constants.is_offline_mode()
     assert before == constants.HF_HUB_OFFLINE
+
+
+def small(kind: str, cls: str, **keys: Any) -> dict[str, Any]:
+    """A config of transformers' own sizes but for these keys."""
+    from transformers import CONFIG_MAPPING
+
+    made = CONFIG_MAPPING[kind](**keys).to_dict()
+    return made | {"architectures": [cls], "dtype": "bfloat16"}
+
+
+MOONSHINE = {
+    "encoder_num_hidden_layers": 2,
+    "decoder_num_hidden_layers": 2,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "encoder_num_attention_heads": 4,
+    "decoder_num_attention_heads": 4,
+    "vocab_size": 96,
+}
+
+
+def test_a_decoder_reads_its_encoder_by_the_fields_of_its_output(tmp_path: Path):
+    """Moonshine asks it for a mask; Whisper and T5 take a tuple too."""
+    keys = small("moonshine", "MoonshineForConditionalGeneration", **MOONSHINE)
+    g = gpuir.load(config(tmp_path, keys), phase="decode", past=20, dims={"samples": 16000})
+    roles = dict(g.roles)
+    own = [v for v in g.inputs if v.name.startswith("keys")]
+    assert [v.type.shape for v in own] == [(1, 4, 21, 8)] * 2  # layers, heads, tokens, width
+    cross = {v.type.shape for v in g.inputs if v.name.startswith("cross")}
+    assert len(cross) == 1 and all(roles[v.name] == "cache" for v in own)
+
+
+GRANITE = {
+    "num_hidden_layers": 2,
+    "layer_types": ["mamba", "mamba"],
+    "hidden_size": 64,
+    "intermediate_size": 64,
+    "shared_intermediate_size": 64,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 96,
+    "num_local_experts": 4,
+    "num_experts_per_tok": 2,
+    "mamba_n_heads": 16,
+    "mamba_d_state": 16,
+    "mamba_d_head": 8,
+}
+
+
+def test_a_whole_pass_makes_no_cache(tmp_path: Path):
+    """Where a class hands `use_cache` on unread, its config says it."""
+    keys = small("granitemoehybrid", "GraniteMoeHybridForCausalLM", **GRANITE)
+    g = gpuir.load(config(tmp_path, keys), dims={"seq": 16})
+    assert [v.type.shape for v in g.outputs] == [(1, 16, 96)]
+
+
+@pytest.mark.parametrize(
+    ("kind", "cls", "keys", "dims", "shape"),
+    [
+        (
+            "speech_to_text",
+            "Speech2TextForConditionalGeneration",
+            {"encoder_layers": 1, "decoder_layers": 1},
+            {"frames": 64, "target": 4},
+            (1, 64, 80),
+        ),
+        (
+            "audio-spectrogram-transformer",
+            "ASTForAudioClassification",
+            {"num_hidden_layers": 1, "hidden_size": 48, "num_attention_heads": 4},
+            {},
+            (1, 1024, 128),
+        ),
+        (
+            "wav2vec2-bert",
+            "Wav2Vec2BertForCTC",
+            {"num_hidden_layers": 1, "vocab_size": 32},
+            {"frames": 64},
+            (1, 64, 160),
+        ),
+    ],
+)
+def test_sound_as_frames(
+    tmp_path: Path,
+    kind: str,
+    cls: str,
+    keys: dict[str, Any],
+    dims: dict[str, int],
+    shape: tuple[int, ...],
+):
+    g = gpuir.load(config(tmp_path, small(kind, cls, **keys)), dims=dims)
+    assert g.inputs[0].type.shape == shape
+
+
+def test_a_class_that_fails_without_a_mask_gets_one(tmp_path: Path):
+    keys = {"num_layers": 1, "num_decoder_layers": 1, "d_model": 32, "d_ff": 32, "d_kv": 8}
+    keys |= {"num_heads": 4, "vocab_size": 96}
+    made = small("longt5", "LongT5ForConditionalGeneration", **keys)
+    gpuir.load(config(tmp_path, made), dims={"seq": 48, "target": 8})
+
+
+def test_what_does_not_run_on_our_inputs_is_not_the_users_fault(tmp_path: Path):
+    """SigLIP2 takes patches, with a mask and the shape of each image."""
+    sizes = {"hidden_size": 32, "intermediate_size": 32, "num_attention_heads": 4}
+    keys = small("siglip2", "Siglip2ForImageClassification")
+    for part in ("vision_config", "text_config"):
+        keys[part] = {k: v for k, v in keys[part].items() if k not in sizes} | sizes
+        keys[part]["num_hidden_layers"] = 1
+    with pytest.raises(ModelError) as caught:
+        gpuir.load(config(tmp_path, keys), dims={"height": 64, "width": 64})
+    said = str(caught.value)
+    assert "gpuir does not support Siglip2ForImageClassification" in said
+    assert "my.module:build" in said and "in PyTorch first" not in said

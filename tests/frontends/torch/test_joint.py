@@ -293,3 +293,21 @@ def test_a_program_that_is_given_stays_as_it_is():
         assert gpuir.show(graph).count('t.map("copy"') == 1
     assert str(program) == before
     program.module()(torch.randn(2, 4))
+
+
+class OfHidden(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = torch.nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.linear(x).pow(2).mean()
+
+
+@pytest.mark.parametrize("device", ["meta", "cpu"])
+def test_a_step_is_traced_under_any_default_device(device: str):
+    x = torch.empty(4, 8)
+    outside = gpuir.load(OfHidden(), args=(x,), train=True)
+    with torch.device(device):
+        inside = gpuir.load(OfHidden(), args=(torch.empty(4, 8),), train=True)
+    assert inside == outside
