@@ -20,6 +20,7 @@ from gpuir.frontends.torch.dims import Dims
 from gpuir.frontends.torch.masks import on_any_device
 from gpuir.frontends.torch.precision import unreached
 from gpuir.frontends.torch.program import Program, graphs_alone, traced_inputs, unheard
+from gpuir.frontends.torch.sampling import RESAMPLING
 from gpuir.frontends.torch.sparse import Sparse, check_trained, examples, is_sparse, placed, unknown
 from gpuir.frontends.torch.walk import Walk, numbers
 from gpuir.ir.errors import ModelError, reason
@@ -52,6 +53,7 @@ def load_joint(source: Program | ExportedProgram, name: str, walk: Walk) -> Mode
         args, kwargs = fakes(_sized(exported, walk.dims))
         stack.enter_context(fakes.inside(module))
         try:
+            stack.enter_context(whole_resampling())
             traced = aot_export_joint_with_descriptors(stack, module, args, kwargs)
         except Exception as error:  # whatever an operator's derivative stumbles over
             raise ModelError(
@@ -72,6 +74,28 @@ def given_to(source: Program | ExportedProgram) -> dict[str, Any]:
     else:
         held, given = {**source.state_dict, **source.constants}, source.example_inputs
     return {**held, **{f"argument {i}": x for i, x in enumerate(tree_leaves(given))}}
+
+
+@contextmanager
+def whole_resampling() -> Generator[None]:
+    """Operators that resample stay whole meanwhile, and their gradients. In a trace torch writes
+    them out, bicubic resampling in 270 operators (torch/_decomp/decompositions.py), of which eager
+    PyTorch runs none."""
+    keys = (torch.DispatchKey.Autograd, torch.DispatchKey.CompositeImplicitAutograd)
+    taken: list[tuple[Any, Any, Any]] = []
+    for name in RESAMPLING:
+        packet: Any = getattr(torch.ops.aten, name)
+        for overload in packet.overloads():
+            op = getattr(packet, overload)
+            for key in (k for k in keys if k in op.py_kernels):
+                taken.append((op, key, op.py_kernels.pop(key)))
+                op._dispatch_cache.clear()
+    try:
+        yield
+    finally:
+        for op, key, kernel in taken:
+            op.py_kernels[key] = kernel
+            op._dispatch_cache.clear()
 
 
 def tensors_of(module: torch.nn.Module) -> dict[str, Any]:

@@ -30,16 +30,7 @@ def upsample(mode: Mode, exact: bool = False, antialias: bool = False) -> Conver
 
     def convert(n: TorchNode, e: Emitter) -> Value:
         x: Value = n.one_of("input", "self")
-        count = x.type.rank - 2
-        given = n.args.get("scale_factors") or [n.args.get(f"scales_{a}") for a in "dhw"[-count:]]
-        if count == 1 and "scales" in n.args:
-            given = [n.args["scales"]]
-        ratios = zip(n.type.shape[2:], x.type.shape[2:], given or (None,) * count, strict=True)
-        scales = tuple(float(g) if g else a / b for a, b, g in ratios)
-        coords = "asymmetric" if mode == "nearest" and not exact else "half_pixel"
-        if n.args.get("align_corners"):  # whatever the factors: the ends meet the ends
-            coords = "align_corners"
-            scales = tuple(a / b for a, b in zip(n.type.shape[2:], x.type.shape[2:], strict=True))
+        scales, coords = _places(n, mode, exact, x.type.shape[2:], n.type.shape[2:])
         op = t.Resize(
             x,
             shape=n.type.shape,
@@ -53,6 +44,55 @@ def upsample(mode: Mode, exact: bool = False, antialias: bool = False) -> Conver
         return e(op)
 
     return convert
+
+
+def upsample_backward(mode: Mode, exact: bool = False, antialias: bool = False) -> Converter:
+    """The gradient of that."""
+
+    def convert(n: TorchNode, e: Emitter) -> Value:
+        dy = n["grad_output"]
+        scales, coords = _places(n, mode, exact, n.type.shape[2:], dy.type.shape[2:])
+        op = t.ResizeGradient(
+            dy,
+            shape=n.type.shape,
+            scales=(1.0, 1.0, *scales),
+            mode=mode,
+            coords=coords,
+            nearest="round_prefer_ceil" if exact else "floor",
+            cubic_a=-0.5 if antialias else -0.75,
+            antialias=antialias,
+        )
+        return e(op)
+
+    return convert
+
+
+def _places(
+    n: TorchNode, mode: Mode, exact: bool, before: tuple[int, ...], after: tuple[int, ...]
+) -> tuple[tuple[float, ...], str]:
+    """The factor of each image axis, and the rule of its coordinates."""
+    count = len(before)
+    given = n.args.get("scale_factors") or [n.args.get(f"scales_{a}") for a in "dhw"[-count:]]
+    if count == 1 and "scales" in n.args:
+        given = [n.args["scales"]]
+    ratios = zip(after, before, given or (None,) * count, strict=True)
+    scales = tuple(float(g) if g else a / b for a, b, g in ratios)
+    if n.args.get("align_corners"):  # whatever the factors: the ends meet the ends
+        return tuple(a / b for a, b in zip(after, before, strict=True)), "align_corners"
+    return scales, "asymmetric" if mode == "nearest" and not exact else "half_pixel"
+
+
+# How each operator resamples: mode, `exact`, `antialias`.
+RESAMPLING: dict[str, tuple[Mode, bool, bool]] = {
+    **{f"upsample_nearest{d}d": ("nearest", False, False) for d in (1, 2, 3)},
+    **{f"_upsample_nearest_exact{d}d": ("nearest", True, False) for d in (1, 2, 3)},
+    "upsample_linear1d": ("linear", False, False),
+    "upsample_bilinear2d": ("linear", False, False),
+    "upsample_trilinear3d": ("linear", False, False),
+    "upsample_bicubic2d": ("cubic", False, False),
+    "_upsample_bilinear2d_aa": ("linear", False, True),
+    "_upsample_bicubic2d_aa": ("cubic", False, True),
+}
 
 
 def grid_sample(n: TorchNode, e: Emitter) -> Value:
@@ -194,16 +234,8 @@ def scalar(n: TorchNode, e: Emitter) -> Any:
 
 
 CONVERTERS: dict[str, Converter] = {
-    **dict.fromkeys((f"upsample_nearest{d}d" for d in (1, 2, 3)), upsample("nearest")),
-    **dict.fromkeys(
-        (f"_upsample_nearest_exact{d}d" for d in (1, 2, 3)), upsample("nearest", exact=True)
-    ),
-    **dict.fromkeys(
-        ("upsample_linear1d", "upsample_bilinear2d", "upsample_trilinear3d"), upsample("linear")
-    ),
-    "upsample_bicubic2d": upsample("cubic"),
-    "_upsample_bilinear2d_aa": upsample("linear", antialias=True),
-    "_upsample_bicubic2d_aa": upsample("cubic", antialias=True),
+    **{name: upsample(*how) for name, how in RESAMPLING.items()},
+    **{f"{name}_backward": upsample_backward(*how) for name, how in RESAMPLING.items()},
     "grid_sampler_2d": grid_sample,
     "grid_sampler_3d": grid_sample,
     "col2im": column_image,

@@ -115,6 +115,8 @@ def zoo() -> dict[str, tuple[nn.Module, tuple[Any, ...]]]:
         "bilinear": image(nn.Upsample(scale_factor=2, mode="bilinear")),
         "bilinear, corners": image(nn.Upsample(size=13, mode="bilinear", align_corners=True)),
         "bicubic": image(nn.Upsample(scale_factor=2, mode="bicubic")),
+        "bicubic, corners": image(nn.Upsample(size=5, mode="bicubic", align_corners=True)),
+        "nearest, exact": image(nn.Upsample(size=13, mode="nearest-exact")),
         "reflected": image(nn.ReflectionPad2d(2)),
         "edges": image(nn.ReplicationPad2d(1)),
         "shuffle": image(nn.PixelShuffle(2)),
@@ -188,6 +190,16 @@ class Biased(nn.Module):
 
     def forward(self, x: Any) -> Any:
         return (x + (self.a + self.b)).square().mean()
+
+
+@pytest.mark.filterwarnings("ignore")  # of torch's export
+@pytest.mark.parametrize("name", ["nearest", "nearest, exact", "bilinear", "bicubic"])
+def test_resampling_is_one_operator_each_way(name: str):
+    """As in eager PyTorch: a trace had 270 operators for bicubic."""
+    module, args = zoo()[name]
+    ops = [n.op.name for n in load(module, args=args, train=True, joint=True).graph.nodes]
+    assert ops.count("t.resize") == ops.count("t.resize_gradient") == 1
+    assert "t.gather_nd" not in ops and "t.scatter_nd" not in ops
 
 
 def test_weights_with_one_gradient_have_one_each():
