@@ -206,6 +206,8 @@ def density_of(queries: Number, keys: Number, causal: bool, window: Number = 0) 
     """The share of scores that a causal mask, aligned at the end, and a window leave."""
     if not causal:
         return 1.0 + 0.0 * queries
+    scores = queries * keys
+    queries = np.minimum(queries, keys)  # of more, the first see nothing
     before = keys - queries  # keys that even the first query sees
     seen = before * queries + queries * (queries + 1) / 2
     width = _where(np.greater(window, 0), window, keys)
@@ -213,7 +215,7 @@ def density_of(queries: Number, keys: Number, causal: bool, window: Number = 0) 
     # one fewer.
     over: Number = np.maximum(keys - width, 0)
     cut: Number = np.minimum(over, queries)
-    return (seen - cut * (2 * over - cut + 1) / 2) / (queries * keys)
+    return (seen - cut * (2 * over - cut + 1) / 2) / scores
 
 
 def pointwise(

@@ -274,3 +274,9 @@ def test_narrow_caches_of_flashinfer_are_widened_on_the_lanes():
         return seconds(narrow, "l40s") / seconds(wide, "l40s")
 
     assert share("flashinfer") > share("") + 0.1
+
+
+def test_more_queries_than_keys_see_no_less_than_nothing():
+    """Aligned at the end: of 64 queries on 2 keys the last two see one and both."""
+    assert sized.density_of(64.0, 2.0, True) == 3 / 128
+    assert sized.density_of(64.0, 64.0, True) == 65 / 128
