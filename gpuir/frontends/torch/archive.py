@@ -5,18 +5,21 @@ from __future__ import annotations
 from collections import Counter
 from contextlib import nullcontext
 from pathlib import Path, PurePosixPath
+from typing import Any
 from zipfile import BadZipFile, ZipFile
 
 import torch
 from torch._export.serde import schema
 from torch._export.serde.serialize import (
     ExportedProgramDeserializer,
+    GraphModuleDeserializer,
     deserialize_scalar_type,
 )
 from torch._subclasses import FakeTensor
 from torch.export import ExportedProgram
 
 from gpuir.files import LARGEST_TEXT
+from gpuir.frontends.torch.masks import replaced
 from gpuir.frontends.torch.program import unheard
 from gpuir.frontends.torch.serialized import document, needs_pickle, read, read_program
 from gpuir.ir.errors import GpuirError, ModelError, reason
@@ -131,7 +134,8 @@ class Archive:
             raise
         weights = self.tensors("data/weights", f"{name}_weights_config.json", numbers=False)
         constants = self.tensors("data/constants", f"{name}_constants_config.json", numbers=True)
-        made = ExportedProgramDeserializer().deserialize(program, weights, constants)
+        with replaced([(GraphModuleDeserializer, "deserialize_tensor_meta", _traced)]):
+            made = ExportedProgramDeserializer().deserialize(program, weights, constants)
         _fake(made)
         return made
 
@@ -216,6 +220,20 @@ class Archive:
                 fix=AGAIN,
             )
         return found
+
+
+_STRIDED = GraphModuleDeserializer.deserialize_tensor_meta
+
+
+def _traced(made_by: GraphModuleDeserializer, meta: schema.TensorMeta) -> torch.Tensor:
+    """A tensor as the program was traced on it: torch itself (2.13) forgets that one is sparse. Of
+    those layouts it saves COO alone."""
+    x = _STRIDED(made_by, meta)
+    if meta.layout != schema.Layout.SparseCoo:
+        return x
+    with made_by.fake_tensor_mode:
+        sized: Any = torch.sparse_coo_tensor  # which takes no numbers, too
+        return sized(size=x.shape, dtype=x.dtype, device=x.device)
 
 
 def _fake(program: ExportedProgram) -> None:

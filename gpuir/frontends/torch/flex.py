@@ -24,7 +24,7 @@ from gpuir.ir.graph import Value
 from gpuir.ops import tensor as t
 
 SCORES = 2**22  # of one head, that the form of a mask is looked for in: so many rows of it
-BLOCK_SCORES = 2**25  # of all heads, that blocks are looked for in: so many rows of blocks
+BLOCK_SCORES = 2**26  # of all heads, that blocks are looked for in: so many rows of blocks
 BASE_2 = 1 / math.log(2)  # of which the kernels' logarithms are, times natural ones
 LEAST, MOST = -1e4, 1e4  # scores that a function of scores is tried on
 

@@ -191,6 +191,21 @@ def test_training_beside_a_sparse_buffer():
     assert moved(gpuir.analyze(Net(again), (ROWS,), target="a100", train=True)) == bytes_
 
 
+def test_saved_programs_keep_the_layout(tmp_path: Any):
+    """Which torch's own reader forgets: what made a sparse tensor was lost, an input was dense."""
+    s, path = DENSE.float().to_sparse(), tmp_path / "m.pt2"
+
+    def product(i: Any, v: Any, x: Any) -> Any:
+        return torch.sparse.mm(torch.sparse_coo_tensor(i, v, (SIZE, SIZE)), x)
+
+    args = (s._indices(), s._values(), ROWS)
+    torch.export.save(torch.export.export(Call(product).eval(), args), path)
+    assert moved(gpuir.analyze(path, target="a100")) == [nbytes(s) + 2 * nbytes(ROWS)]
+    torch.export.save(torch.export.export(Call(lambda s, x: s @ x).eval(), (s, ROWS)), path)
+    with pytest.raises(gpuir.GpuirError, match="how many numbers the sparse input"):
+        gpuir.load(path)
+
+
 def test_strict_refuses_it():
     s = DENSE.float().to_sparse()
     with pytest.raises(gpuir.GpuirError, match=r"no converter for .*, of sparse tensors"):
