@@ -5,16 +5,21 @@ Nothing here goes by the name of a model. A function stands in for a kernel if t
 decorator says so (`use_kernel_func_from_hub_with_fallback`, integrations/hub_kernels.py: what it
 wraps keeps the kernel's name and package), or if the code of a model's file names something that
 its file holds None for (`causal_conv1d_fn, causal_conv1d_update = None, None`, `rwkv_cuda_kernel =
-None`), which is how a package that is not installed looks.
+None`), which is how a package that is not installed looks. So does a module stand in for another's
+if the file defines its class where `is_..._available()` is false, and imports or derives it where
+it is true.
 """
 
 from __future__ import annotations
 
+import ast
+import re
 import sys
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import partial, wraps
+from inspect import getsource
 from types import CodeType, FunctionType, ModuleType
 from typing import Any, NamedTuple
 
@@ -55,8 +60,11 @@ def heard(model: torch.nn.Module | None) -> Generator[list[str]]:
         files = _files(model) if model is not None else []
         with replaced([change for file in files for change in _listening(file)]):
             yield said
-        for kind in {type(m) for m in model.modules()} if model is not None else ():
+        kinds = {type(m) for m in model.modules()} if model is not None else set[type[Any]]()
+        for kind in kinds:
             called.update(dict.fromkeys(_of_methods(kind)))
+        for file in files:
+            called.update((x, None) for x in _of_classes(file) if vars(file).get(x.name) in kinds)
         if called:
             said.append(f"{', '.join(sorted(map(str, called)))}: {SAID}")
     finally:
@@ -134,3 +142,42 @@ def _of_methods(kind: type[Any]) -> Iterator[Fallback]:
         todo += method.__code__.co_names
         if missing := _missing(method.__code__, method.__globals__):
             yield Fallback(f"{kind.__name__}.{name}", " and ".join(missing))
+
+
+def _of_classes(file: ModuleType) -> Iterator[Fallback]:
+    """The classes that a file defines because a package is not there."""
+    if not any(_AVAILABLE.fullmatch(name) for name in vars(file)):
+        return
+    try:
+        body = ast.parse(getsource(file)).body
+    except (OSError, SyntaxError):
+        return
+    for part in body:
+        match part:
+            case ast.If(test=ast.Call(func=ast.Name(id=name))) if found := _AVAILABLE.fullmatch(
+                name
+            ):
+                if not vars(file)[name]():
+                    there = _bound(part.body)
+                    yield from (
+                        Fallback(n, f"{n} of {found[1]}") for n in _bound(part.orelse) & there
+                    )
+            case _:
+                pass
+
+
+_AVAILABLE = re.compile(r"is_(\w+)_available")
+
+
+def _bound(body: list[ast.stmt]) -> set[str]:
+    """The classes, functions and imports of a block, by name."""
+    found: set[str] = set()
+    for part in body:
+        match part:
+            case ast.ClassDef(name=name) | ast.FunctionDef(name=name):
+                found.add(name)
+            case ast.ImportFrom(names=names):
+                found |= {x.asname or x.name for x in names}
+            case _:
+                pass
+    return found

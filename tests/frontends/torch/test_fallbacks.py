@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
 
@@ -107,3 +108,36 @@ def test_by_what_the_code_reads(code: str, said: str):
         assert scan is None or not hasattr(scan, "__wrapped__")  # as it was before
     finally:
         del sys.modules[type(model).__module__]
+
+
+CLASSES = """
+import torch
+from made_up_flags import is_fastlib_available
+if is_fastlib_available():
+    from fastlib import Block
+else:
+    class Block(torch.nn.Module):
+        def forward(self, x):
+            return x.cumsum(-1)
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.block = Block()
+    def forward(self, x):
+        return self.block(x)
+"""
+
+
+def test_a_class_that_is_defined_for_want_of_a_package(tmp_path: Path, monkeypatch):
+    flags = ModuleType("made_up_flags")
+    flags.is_fastlib_available = lambda: False
+    monkeypatch.setitem(sys.modules, "made_up_flags", flags)
+    name = "transformers.models.made_up.modeling_made_up"
+    (tmp_path / "modeling_made_up.py").write_text(CLASSES)
+    spec = spec_from_file_location(name, tmp_path / "modeling_made_up.py")
+    file = module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, name, file)
+    spec.loader.exec_module(file)
+    g = gpuir.load(file.Model(), args=(torch.ones(4, 4),))
+    (said,) = (x for x in g.assumed if SAID in x)
+    assert said.startswith("Block (in place of Block of fastlib): ")
