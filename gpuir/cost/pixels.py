@@ -52,6 +52,8 @@ def threads_of(op: k.KernelOp) -> Threads | None:
             return _pooled(op)
         case k.Routine(routine=t.Routine() as routine):
             return _routine(routine)
+        case k.Opaque():
+            return next((_opaque(n.op) for n in op.body.nodes if isinstance(n.op, t.Opaque)), None)
         case _:
             return None
 
@@ -173,6 +175,21 @@ def _routine(op: t.Routine) -> Threads | None:
         case "roi_align":
             samples = op.work / max(8.0 * y.size, 1.0)
             return Threads(_warps(y.size), 1.0, 40.0 + 40.0 * samples, 1.0, BLOCK)
+        case _:
+            return None
+
+
+def _opaque(op: t.Opaque) -> Threads | None:
+    """Of operators that gpuir does not compute, but whose kernels are known."""
+    attrs = dict(op.attrs)
+    match op.kind.partition(".")[0]:
+        case "grid_sampler_2d_backward":
+            dy, x = op.args[0].type, op.args[1].type
+            last = x.is_channels_last
+            mode = attrs.get("interpolation_mode", 0)
+            clocks = {0: 400.0 if last else 330.0, 1: 75.0}.get(int(str(mode)), 2000.0)
+            points = dy.shape[0] * prod(dy.shape[2:])
+            return Threads(_warps(points), float(dy.shape[1]), clocks, 3.0, SAMPLER_BLOCK)
         case _:
             return None
 

@@ -117,6 +117,8 @@ def _detail(op: k.KernelOp) -> Detail | None:
     match op:
         case k.Routine():
             return threads_of(op) or steps.of(op.routine)
+        case k.Opaque():
+            return threads_of(op)
         case k.Gather(library=library) if library:
             return threads_of(op)
         case k.Gather():

@@ -137,3 +137,32 @@ def test_work_is_stacked_with_its_threads():
     (kernel,) = resized("linear", 1, 32, 16, 16, 32, 32).nodes
     work = work_of(kernel.op)
     assert work.each(np.asarray).detail.turns == 32
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*grid_sampler_2d_backward")
+@pytest.mark.parametrize(
+    ("mode", "shape", "points", "us"),
+    [
+        ("bilinear", (8, 256, 50, 50), (300, 4), 279),
+        ("bilinear", (48, 32, 64, 64), (900, 4), 318),
+        ("nearest", (8, 64, 64, 64), (64, 64), 27),
+        ("bicubic", (8, 64, 64, 64), (64, 64), 709),
+    ],
+)
+def test_the_gradient_of_images_read_at_points(mode, shape, points, us):
+    torch = pytest.importorskip("torch")
+
+    class Sampled(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.image = torch.nn.Parameter(torch.zeros(shape))
+
+        def forward(self, grid):
+            sample = torch.nn.functional.grid_sample
+            return sample(self.image, grid, mode=mode, align_corners=False).sum()
+
+    grid = torch.zeros(shape[0], *points, 2)
+    graph = gpuir.analyze(gpuir.load(Sampled(), args=(grid,), train=True), target="h200-sxm")
+    (back,) = (n for n in graph.nodes if n.op.name == "k.opaque")
+    assert back.cost.time_s * 1e6 == pytest.approx(us, rel=0.5)
