@@ -205,8 +205,8 @@ def score(
     """The scores of problems; `given` is what each is predicted with, None for what ships."""
     sweeps, winners = list[Swept](), list[Won]()
     measured = [p for p in problems if p.time_s is not None]
-    tables = [p for p in problems if p.time_s is None]
-    for p in problems:
+    tables = [p for p in problems if p.time_s is None and len(p.winners)]
+    for p in (*measured, *tables):
         told(p.name)
         if p.time_s is not None:
             sweeps.append(swept(p, measured, given(p)))

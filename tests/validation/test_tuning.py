@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
 
@@ -124,6 +125,8 @@ def test_winners_are_ranked_in_their_space(tmp_path):
     ranks = [(row < row[w]).sum() / 32 for row, w in zip(time_s, problem.winners, strict=True)]
     assert found.mean_rank == pytest.approx(np.mean(ranks), abs=0.02)
     assert found.problems == 2 and found.illegal == 0
+    none = replace(problem, winners=problem.winners[:0])  # every row of the table is left out
+    assert score([none]) == ([], [])
 
 
 @measured
