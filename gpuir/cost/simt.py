@@ -478,10 +478,11 @@ BATCH = {
     "": Kernels(((128, 128, 1, 8, 2, 0.0, 0.0, 1.0, 0.0),)),
 }
 
-# cuBLAS's kernels of complex numbers: columns, rows, parts of a step and warps. The tiles are those
-# in the names that public profiles have (maxwell_cgemm_64x64_tn, volta_cgemm_64x32_tn,
-# ampere_cgemm_32x64_nn, ampere_cgemm_32x32_tn); warps and which is taken, the fastest, are assumed.
-COMPLEX = ((64, 64, 1, 4), (64, 32, 1, 4), (32, 64, 1, 4), (32, 32, 1, 2))
+# cuBLAS's kernels of complex numbers: columns, rows, parts of a step and warps, as in the names
+# that profiles have (maxwell_cgemm_64x64_tn, volta_cgemm_64x32_tn, ampere_cgemm_32x64_nn; on an
+# H200 sm80_xmma_gemm_cf32cf32_.._tilesize32x32x8_stage3_warpsize2x2x1). That the fastest is taken
+# is assumed.
+COMPLEX = ((64, 64, 1, 4), (64, 32, 1, 4), (32, 64, 1, 4), (32, 32, 1, 4))
 
 # Thin products have kernels of their own, whose names the table does not hold: it has no product
 # of one row, and no batch of 16 rows or fewer. Assumed: columns, rows, slices and warps.

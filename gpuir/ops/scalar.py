@@ -29,6 +29,7 @@ class Scalar:
 SCALARS: dict[str, Scalar] = {
     "identity": Scalar(1, flops=0),
     "copy": Scalar(1, flops=0),  # to other memory
+    "conj": Scalar(1, flops=0),  # a sign, which a product that reads it takes at no cost
     **{
         name: Scalar(1)
         for name in (
@@ -37,7 +38,7 @@ SCALARS: dict[str, Scalar] = {
             *("sin", "cos", "tan", "asin", "acos", "atan"),
             *("sinh", "cosh", "tanh", "asinh", "acosh", "atanh"),
             *("lgamma", "erfinv"),
-            *("bit_not", "conj"),
+            "bit_not",
         )
     },
     "relu": Scalar(1),
@@ -121,7 +122,7 @@ COMPLEX: dict[str, Mapping[str, int]] = {
     "div": _DIV,
     "reciprocal": _RECIPROCAL,
     "neg": _made(neg=2),
-    "conj": _made(neg=1),
+    "conj": _made(),
     "eq": _made({"eq": 2, "and": 1}),
     "ne": _made({"ne": 2, "or": 1}),
     "isnan": _made({"isnan": 2, "or": 1}),

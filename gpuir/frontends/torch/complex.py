@@ -9,6 +9,7 @@ from gpuir.frontends.idioms import cast, pick
 from gpuir.frontends.torch.node import Converter, TorchNode
 from gpuir.frontends.torch.pointwise import constant, mapped
 from gpuir.ir.graph import Value
+from gpuir.ir.phases import beside
 from gpuir.ops import tensor as t
 
 
@@ -49,22 +50,22 @@ def polar(n: TorchNode, e: Emitter) -> Value:
     return joined(e, *columns)
 
 
-def square(e: Emitter, x: Value) -> Value:
-    """|x|²: x² of real numbers, real² + imaginary² of complex ones."""
-    if not is_complex(x):
-        return e(t.Map("mul", (x, x)))
-    a, b = (e(t.Map("mul", (v, v))) for v in pair(e, x))
-    return e(t.Map("add", (a, b)))
-
-
 def magnitude(e: Emitter, x: Value) -> Value:
     """sqrt(real² + imaginary²), however large they are."""
     return e(t.Map("hypot", pair(e, x)))
 
 
 def absolute(n: TorchNode, e: Emitter) -> Value:
+    """That of complex numbers is computed as complex ones, whose real parts a second kernel copies
+    (aten/src/ATen/native/UnaryOps.cpp, unary_op_impl_with_complex_to_float_out)."""
     x = n["self"]
-    return magnitude(e, x) if is_complex(x) else mapped(e, "abs", n.type.dtype, x)
+    if not is_complex(x):
+        return mapped(e, "abs", n.type.dtype, x)
+    size = e(t.Cast(magnitude(e, x), x.type.dtype))
+    where, e.builder.locs = e.builder.locs, beside(e.builder.locs, "real")
+    y = e(t.Cast(size, n.type.dtype))
+    e.builder.locs = where
+    return y
 
 
 def angle(n: TorchNode, e: Emitter) -> Value:

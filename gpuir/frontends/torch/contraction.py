@@ -23,9 +23,12 @@ NO_DROPOUT = "dropout inside attention is counted as free"
 
 def product(e: Emitter, a: Value, b: Value, dtype: DType | None = None) -> Value:
     """torch.matmul: a vector is a row on the left, a column on the right, and its axis goes. The
-    sums come out in this dtype, without one in the operands'."""
+    sums come out in this dtype, without one in the operands'. Of two vectors it is a sum of
+    products: a kernel that reads both once (cuBLAS, dot_kernel)."""
     dtype = None if dtype == a.type.dtype else dtype
     left, right = a.type.rank == 1, b.type.rank == 1
+    if left and right and dtype is None:
+        return e(t.Reduce("sum", e(t.Map("mul", (a, b))), (0,)))
     a = reshaped(e, a, (1, *a.type.shape)) if left else a
     b = reshaped(e, b, (*b.type.shape, 1)) if right else b
     y = e(t.Matmul(a, b, dtype))
@@ -40,8 +43,8 @@ def matmul(n: TorchNode, e: Emitter) -> Value:
 
 
 def conjugate_product(n: TorchNode, e: Emitter) -> Value:
-    """vdot: the sum of conj(self) times other, which is that of other times conj(self)."""
-    return product(e, n["other"], conjugated(e, n["self"]))
+    """vdot: the sum of conj(self) times other."""
+    return product(e, conjugated(e, n["self"]), n["other"])
 
 
 def scaled_product(n: TorchNode, e: Emitter) -> Value:

@@ -7,7 +7,7 @@ from typing import Any
 
 from gpuir.frontends.emit import Emitter
 from gpuir.frontends.idioms import cast, line, part, reshaped
-from gpuir.frontends.torch.complex import is_complex, magnitude, square
+from gpuir.frontends.torch.complex import is_complex, magnitude, pair
 from gpuir.frontends.torch.node import Converter, Results, TorchNode
 from gpuir.frontends.torch.pointwise import mapped, truth
 from gpuir.ir.graph import Value
@@ -84,9 +84,13 @@ def variance(root: bool, mean: bool) -> Converter:
         axes, keep = n.axes(x.type.rank), bool(n.args.get("keepdim", False))
         correction = n.args.get("correction", 1 if n.args.get("unbiased", True) else 0)
         correction = 1 if correction is None else correction
-        middle = over(e, "mean", x, axes, True)
-        apart = mapped(e, "sub", x.type.dtype, x, middle)
-        total = over(e, "sum", cast(e, square(e, apart), dtype), axes, keep)
+        parted = is_complex(x)
+        middle = over(e, "mean", x, axes, True) if mean or not parted else x
+        if parted:
+            total = squares_apart(e, x, axes, keep)
+        else:
+            apart = mapped(e, "sub", dtype, x, middle)
+            total = over(e, "sum", mapped(e, "mul", dtype, apart, apart), axes, keep)
         count = prod(x.type.shape[a] for a in axes)
         found = mapped(e, "div", dtype, total, max(count - correction, 0))
         found = e(t.Map("sqrt", (found,))) if root else found
@@ -95,6 +99,18 @@ def variance(root: bool, mean: bool) -> Converter:
         return found, reshaped(e, middle, found.type.shape)
 
     return convert
+
+
+def squares_apart(e: Emitter, x: Value, axes: tuple[int, ...], keep: bool) -> Value:
+    """The sums of squares off the mean of both parts, each by a kernel of its own, together
+    (aten/src/ATen/native/ReduceOps.cpp, std_var_out)."""
+    where, sums = e.builder.locs, list[Value]()
+    for name, v in zip(("real", "imaginary"), pair(e, x), strict=True):
+        e.builder.locs = beside(where, name)
+        apart = e(t.Map("sub", (v, over(e, "mean", v, axes, True))))
+        sums.append(over(e, "sum", e(t.Map("mul", (apart, apart))), axes, keep))
+    e.builder.locs = where
+    return e(t.Map("add", tuple(sums)))
 
 
 def cumulative(fn: Any) -> Converter:
