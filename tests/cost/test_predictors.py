@@ -367,7 +367,8 @@ def test_what_dram_bounds_has_its_share_of_dram():
 
 @pytest.mark.parametrize("target", ["l4", "mi300x", "x86-64-v4"])
 def test_what_lanes_bound_has_their_share(target: str):
-    cost, shares = shared("map", target, cells=8_000_000, fn="gelu", dtype="f16")
+    """Of a function that is one operation in many instructions."""
+    cost, shares = shared("map", target, cells=8_000_000, fn="erf", dtype="f16")
     assert cost.bound == "compute" and shares["peak_share"] < 0.03
     assert shares["bound_share"] == shares["lane_share"] > 0.2
 
