@@ -169,7 +169,7 @@ def test_every_routine_has_steps():
     once = set(ROUTINES) - set(steps.ROUTINES) - set(steps.COLUMN_CLOCKS)
     assert once == {
         "adaptive_pool", "adaptive_pool_gradient", "col2im", "coupled", "crop_and_resize",
-        "deform_conv", "digit_sort", "edge_padding_gradient", "grid_sample", "im2col", "lookup", "lu_unpack",
-        "max_roi_pool", "multi_tensor", "part_starts", "part_sums", "reverse_sequence",
+        "deform_conv", "digit_sort", "edge_padding_gradient", "grid_sample", "im2col",
+        "lookup", "lu_unpack", "max_roi_pool", "multi_tensor", "part_starts", "part_sums", "reverse_sequence",
         "roi_align", "run_parts", "run_starts", "sums_before", "tf_idf", "trees",
     }  # fmt: skip
