@@ -170,6 +170,7 @@ def test_every_routine_has_steps():
     assert once == {
         "adaptive_pool", "adaptive_pool_gradient", "col2im", "coupled", "crop_and_resize",
         "deform_conv", "digit_sort", "edge_padding_gradient", "grid_sample", "im2col",
-        "lookup", "lu_unpack", "max_roi_pool", "multi_tensor", "part_starts", "part_sums", "reverse_sequence",
-        "roi_align", "run_parts", "run_starts", "sums_before", "tf_idf", "trees",
+        "lookup", "lu_unpack", "max_roi_pool", "multi_tensor", "part_starts", "part_sums",
+        "reverse_sequence", "roi_align", "run_parts", "run_starts", "sums_before", "tf_idf",
+        "trees",
     }  # fmt: skip
