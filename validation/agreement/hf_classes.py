@@ -42,7 +42,7 @@ COUNTS = dict.fromkeys(NAMES, LAYERS)
 SIZES = {"batch": 2, "seq": 48, "target": 16, "samples": 16000, "frames": 1024}
 PAST = 40
 IMAGE = 224  # where a config says nothing
-PLAIN = (t.Matmul, t.Conv, t.ConvTranspose, t.Attention, t.Experts)
+PLAIN = (t.Matmul, t.Conv, t.ConvTranspose)
 USUAL = (  # of many kinds: decoders, mixtures, encoders, both, images, sound, images and text
     *("llama", "mistral", "mixtral", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "gemma", "gemma2"),
     *("gemma3_text", "phi", "phi3", "phimoe", "gpt2", "gpt_neox", "gptj", "gpt_bigcode", "opt"),
@@ -241,6 +241,9 @@ def arithmetic(graph: Any) -> float:
         if isinstance(op, t.Experts):  # its products alone; weights are [experts, in, out]
             stacks = [w for w in (op.up, op.down, op.gate) if w is not None]
             total += sum(2 * op.which.type.size * prod(w.type.shape[1:]) for w in stacks)
+        elif isinstance(op, t.Attention):  # its products alone, not the softmax
+            keys, width = op.k.type.shape[-2], op.q.type.shape[-1] + op.v.type.shape[-1]
+            total += 2 * prod(op.q.type.shape[:-1]) * keys * width
         elif isinstance(op, PLAIN):
             total += op.flops()
         elif isinstance(op, t.Loop):
