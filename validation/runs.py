@@ -87,8 +87,10 @@ class Facts:
         kind = str(found.get("kind", "no kind"))
         if kind not in ("dense decoder", "MoE decoder"):
             return f"a {kind} is not modelled"
-        sizes = ("layers", "hidden", "heads", "kv_heads", "head_dim", "ffn", "vocab")
-        layers, hidden, heads, kv_heads, head, ffn, vocab = (int(found[n]) for n in sizes)
+        lacking = _lacking(found)
+        if lacking:
+            return f"the facts of a model have no {', '.join(lacking)}"
+        layers, hidden, heads, kv_heads, head, ffn, vocab = (int(found[n]) for n in SIZES)
         return Facts(
             *(layers, hidden, heads, kv_heads, head, ffn, vocab),
             gated=bool(found["gated"]),
@@ -129,18 +131,34 @@ class Facts:
         return self.vocab * self.hidden * (1 if self.tied else 2)
 
 
+SIZES = ("layers", "hidden", "heads", "kv_heads", "head_dim", "ffn", "vocab")
+WORDS_OF = ("gated", "activation", "norm", "position", "tied_embedding", "bias")
+OF_EXPERTS = ("experts", "top_k", "moe_ffn", "dense_layers")
+OF_LATENTS = ("q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
+
+
+def _lacking(found: Mapping[str, Any]) -> list[str]:
+    """What a graph of a decoder needs that its facts do not give: sizes that are counts, and words
+    about its layers."""
+    sizes = [*SIZES, *(OF_EXPERTS if "experts" in found else ())]
+    sizes += OF_LATENTS if found.get("attention") == "MLA" else ()
+    optional = ("shared_experts", "shared_ffn", "sliding_window", "mtp_layers")
+    sizes += [n for n in optional if n in found]
+    none = [n for n in sizes if not isinstance(found.get(n), int | float) or found[n] < 0]
+    none += [n for n in SIZES if n not in none and found[n] < 1 and n != "ffn"]
+    return [*none, *(n for n in WORDS_OF if n not in found)]
+
+
 def _mixture(found: Mapping[str, Any]) -> Mixture | None:
     if "experts" not in found:
         return None
     shared = int(found.get("shared_experts", 0)) * int(found.get("shared_ffn", 0))
-    names = ("experts", "top_k", "moe_ffn", "dense_layers")
-    experts, top_k, ffn, dense = (int(found[n]) for n in names)
+    experts, top_k, ffn, dense = (int(found[n]) for n in OF_EXPERTS)
     return Mixture(experts, top_k, ffn, shared, dense)
 
 
 def _latent(found: Mapping[str, Any]) -> Latent | None:
-    names = ("q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
-    return Latent(*(int(found[n]) for n in names)) if found.get("attention") == "MLA" else None
+    return Latent(*(int(found[n]) for n in OF_LATENTS)) if found.get("attention") == "MLA" else None
 
 
 @dataclass(frozen=True)
@@ -215,7 +233,7 @@ def read_facts(path: str | Path) -> dict[str, dict[str, Any]]:
     """The models of a file, by name. UsageError where it has none."""
     content = read_json(path, "the models")
     models = cast("dict[str, dict[str, Any]]", content) if isinstance(content, dict) else {}
-    if not models or not all("kind" in m for m in models.values()):
+    if not models or not all(isinstance(m, dict) and "kind" in m for m in models.values()):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise UsageError(
             "no models of training runs",
             where=str(path),

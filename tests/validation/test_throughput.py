@@ -15,6 +15,7 @@ from gpuir.cli.main import main
 from validation.throughput import predict as predicting
 from validation.throughput.cases import Case, Program, read
 from validation.throughput.predict import Predicted, Result, predict
+from validation.throughput.programs import graphs
 from validation.throughput.scores import gains, pairs, scored, spearman
 
 DATA = Path(__file__).parents[3] / "shared" / "data" / "models"
@@ -71,6 +72,44 @@ def test_unets_and_decoders(tmp_path: Path):
     tokens, first = read(path).cases
     assert tokens.measured_s == pytest.approx(16 * 2048 / 592) and tokens.profile == "trtllm"
     assert first.measured_s == pytest.approx(0.016) and first.table != tokens.table
+
+
+def test_a_row_is_read_in_the_precision_that_it_states(tmp_path: Path):
+    """Or it is counted, with the reason."""
+    head, line = ROWS.splitlines()[:2]
+    said = ["amp", "f32", "tf32", "f16", "fp16", "bf16", "BF16", "int8", "fp8", ""]
+    lines = [line.replace(",amp,", f",{p},") for p in said]
+    lines += [line.replace(",256,", f",{n},") for n in ("", "many", "0")]
+    path = tmp_path / "images.csv"
+    path.write_text("\n".join([head, *lines, ""]))
+    found = read(path)
+    assert [(c.program.amp, c.program.dtype, c.tf32) for c in found.cases] == [
+        (True, "f32", None),
+        (False, "f32", False),
+        (False, "f32", True),
+        *[(False, "f16", None)] * 2,
+        *[(False, "bf16", None)] * 2,
+    ]
+    assert found.skipped == {
+        "precision int8 is not modelled": 1,
+        "precision fp8 is not modelled": 1,
+        "precision not stated is not modelled": 1,
+        "a size or the measurement is no number": 3,
+    }
+    path.write_text(
+        "model,gpu,target,dtype,batch,isl,osl,tokens_per_s,first_token_ms\n"
+        "llama-7b,A100,a100,bf16,16,128,2048,592,\nllama-7b,A100,a100,int4,16,128,2048,592,\n"
+    )
+    found = read(path)
+    assert [c.program.dtype for c in found.cases] == ["bf16"]
+    assert found.skipped == {"precision int4 is not modelled": 1}
+
+
+@of_timm
+@pytest.mark.parametrize("dtype", ["f16", "bf16"])
+def test_a_model_in_half_is_built_in_half(dtype: str):
+    ((g, _),) = graphs(Program("image", "resnet18", 2, side=64, dtype=dtype))
+    assert {v.type.dtype.name for v in (*g.inputs, *g.params) if v.type.dtype.is_float} == {dtype}
 
 
 @pytest.mark.skipif(not DATA.is_dir(), reason="the public tables are not beside the checkout")

@@ -345,6 +345,32 @@ def test_the_command_writes_json_and_says_what_is_left_out(tmp_path: Path):
     )
 
 
+@pytest.mark.parametrize("model", [DENSE, MIXED, LATENT])
+def test_a_model_without_all_its_facts_is_skipped_with_the_reason(
+    tmp_path: Path, model: dict[str, object]
+):
+    needed = [n for n in model if n not in ("kind", "qk_norm", "experts", "attention")]
+    extra = ("shared_experts", "shared_ffn", "mtp_layers")
+    for name in needed:
+        found = Facts.of({k: v for k, v in model.items() if k != name})
+        assert (
+            isinstance(found, Facts)
+            if name in extra
+            else found == (f"the facts of a model have no {name}")
+        )
+        if isinstance(model[name], int) and not isinstance(model[name], bool):
+            for wrong in ("?", None, -1, [4]):
+                assert Facts.of(model | {name: wrong}) == f"the facts of a model have no {name}"
+    assert Facts.of({"kind": "dense decoder", "facts": "https://example.org"}) == (
+        "the facts of a model have no layers, hidden, heads, kv_heads, head_dim, ffn, vocab, "
+        "gated, activation, norm, position, tied_embedding, bias"
+    )
+    path = tmp_path / "models.json"
+    path.write_text('{"small": 4}')
+    with pytest.raises(UsageError, match="no models of training runs"):
+        runs.read_facts(path)
+
+
 @pytest.mark.skipif(not MEASURED.exists(), reason="published runs are not beside the checkout")
 def test_published_runs_are_read_whole():
     found, skipped = runs.read(MEASURED, runs.read_facts(MEASURED.with_name("models.json")))

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import csv
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
 from typing import Any, Literal
 from zlib import crc32
@@ -23,6 +24,12 @@ IMAGES = ("model", "target", "mode", "precision", "layout", "batch", "img_size",
 DECODERS = ("model", "target", "dtype", "batch", "isl", "osl", "tokens_per_s", "first_token_ms")
 UNET = ("target", "mode", "batch", "it_per_s")
 
+# What weights and images are in, by how tables call it; amp is autocast to f16 of weights in f32.
+DTYPES = {
+    **dict.fromkeys(("amp", "f32", "fp32", "float32", "tf32"), "f32"),
+    **dict.fromkeys(("f16", "fp16", "float16", "half"), "f16"),
+    **dict.fromkeys(("bf16", "bfloat16"), "bf16"),
+}
 PROFILES = {"eager": "eager", "train": "eager", "compile": "compiled", "cudagraph": "cudagraph"}
 # The tables of torch 2.9 are of models whose branches and batch norms had been merged into
 # convolutions (timm.utils.reparameterize_model).
@@ -52,10 +59,12 @@ class Program:
     merged: bool = False
     fast_norms: bool = False
     sdpa: bool = True
+    dtype: str = "f32"
 
     def __str__(self) -> str:
         flags = ("train", "amp", "nhwc", "merged", "fast_norms")
         words = [self.model, *(f for f in flags if getattr(self, f)), f"batch {self.batch}"]
+        words += [self.dtype] if self.dtype != "f32" else []
         if self.tokens[0]:
             words.append(f"{self.tokens[0]}+{self.tokens[1]} tokens")
         return " ".join(words)
@@ -137,14 +146,32 @@ def read(path: str | Path) -> Table:
         elif profile is None:
             skipped[f"nothing runs like mode {row['mode']}"] += 1
         else:
-            cases.append(
-                read_row(row, file=Path(path).name, row=i, target=target.name, profile=profile)
-            )
+            given = {"file": Path(path).name, "row": i, "target": target.name, "profile": profile}
+            case = _case(row, read_row, given)
+            if isinstance(case, str):
+                skipped[case] += 1
+            else:
+                cases.append(case)
     return Table(Path(path).name, len(rows), tuple(cases), dict(skipped))
 
 
+def _case(cells: Row, read_row: Callable[..., Case], given: Mapping[str, Any]) -> Case | str:
+    """The case of a row, or why it is none that is predicted."""
+    said = cells.get("precision", cells.get("dtype", "f16"))
+    if said.lower() not in DTYPES:
+        return f"precision {said or 'not stated'} is not modelled"
+    try:
+        case = read_row(cells, **given)
+    except (ValueError, ZeroDivisionError):
+        return "a size or the measurement is no number"
+    if not (case.program.batch > 0 and 0 < case.measured_s < inf):
+        return "a size or the measurement is no number"
+    return case
+
+
 def _image(cells: Row, **given: Any) -> Case:
-    software, amp = cells["software"], cells["precision"] == "amp"
+    software, precision = cells["software"], cells["precision"].lower()
+    amp = precision == "amp"
     train, timm = cells["mode"] == "train", cells.get("source", "").startswith("results/")
     old = cells.get("family") in TORCH_NORMS and software.startswith(TORCH_NORMS_UNTIL)
     batch = int(cells["batch"])
@@ -159,6 +186,7 @@ def _image(cells: Row, **given: Any) -> Case:
         merged=software.startswith(MERGED),
         fast_norms=timm and not train and not old,
         sdpa=not train,
+        dtype=DTYPES[precision],
     )
     return Case(
         gpu=cells["gpu"],
@@ -167,7 +195,7 @@ def _image(cells: Row, **given: Any) -> Case:
         software=" ".join(software.split()[:2]),
         program=program,
         # autocast leaves no products in f32; until torch 1.12 those ran in TF32 where they could
-        tf32=None if amp else cells["precision"] == "tf32",
+        tf32=precision == "tf32" if DTYPES[precision] == "f32" and not amp else None,
         measured_s=batch / float(cells["samples_per_s"]),
         **given,
     )
@@ -175,11 +203,13 @@ def _image(cells: Row, **given: Any) -> Case:
 
 def _unet(cells: Row, **given: Any) -> Case:
     # an iteration is one call on two samples an image, with the prompt and without
-    program = Program("unet", "sd-1", 2 * int(cells["batch"]), side=LATENT, nhwc=True)
+    dtype = DTYPES[cells.get("precision", "f16").lower()]
+    batch = 2 * int(cells["batch"])
+    program = Program("unet", "sd-1", batch, side=LATENT, nhwc=True, dtype=dtype)
     return Case(
         gpu=cells["gpu"],
         mode=cells["mode"],
-        precision="f16",
+        precision=dtype,
         software=cells["software"],
         program=program,
         tf32=None,
@@ -198,7 +228,13 @@ def _decoder(cells: Row, **given: Any) -> Case:
         mode="first token" if first else "all tokens",
         precision=cells["dtype"],
         software="TensorRT-LLM",
-        program=Program("decoder", cells["model"], batch, tokens=(prompt, output)),
+        program=Program(
+            "decoder",
+            cells["model"],
+            batch,
+            tokens=(prompt, output),
+            dtype=DTYPES[cells["dtype"].lower()],
+        ),
         tf32=None,
         measured_s=float(cells["first_token_ms"]) / 1e3 if first else rate_s,
         **given,

@@ -62,7 +62,8 @@ def _image(p: Program) -> tuple[Any, tuple[Any, ...]]:
     module = module.train() if p.train else module.eval()
     if p.merged:
         module = timm.utils.reparameterize_model(module).to("meta")
-    images = torch.empty(p.batch, 3, p.side, p.side, device="meta")
+    module = module.to(_dtype(p))
+    images = torch.empty(p.batch, 3, p.side, p.side, device="meta", dtype=_dtype(p))
     if p.nhwc:
         module = module.to(memory_format=torch.channels_last)
         images = images.contiguous(memory_format=torch.channels_last)
@@ -70,6 +71,12 @@ def _image(p: Program) -> tuple[Any, tuple[Any, ...]]:
         return module, (images,)
     labels = torch.empty(p.batch, dtype=torch.long, device="meta")
     return _with_loss(module), (images, labels)
+
+
+def _dtype(p: Program) -> Any:
+    import torch
+
+    return {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}[p.dtype]
 
 
 def _side(timm: Any, p: Program) -> dict[str, Any]:
@@ -181,9 +188,10 @@ def _unet(p: Program) -> tuple[Any, tuple[Any, ...]]:
         why = str(error).splitlines()[-1]
         raise UsageError(f"the UNet of Stable Diffusion needs diffusers: {why}", fix=fix) from None
     with torch.device("meta"):
-        module = unet(cross_attention_dim=PROMPT[1]).half().eval()
-        latents = torch.empty(p.batch, 4, p.side, p.side, dtype=torch.half)
-        prompt = torch.empty(p.batch, *PROMPT, dtype=torch.half)
+        dtype = _dtype(p)
+        module = unet(cross_attention_dim=PROMPT[1]).to(dtype).eval()
+        latents = torch.empty(p.batch, 4, p.side, p.side, dtype=dtype)
+        prompt = torch.empty(p.batch, *PROMPT, dtype=dtype)
         step = torch.empty((), dtype=torch.long)
     if p.nhwc:
         module = module.to(memory_format=torch.channels_last)
@@ -196,7 +204,7 @@ def _decoder(p: Program) -> list[tuple[Graph, int]]:
         raise UsageError(f"no decoder is called {p.model}", expected=", ".join(DECODERS))
     prompt, output = p.tokens
     dims = {"batch": p.batch}
-    options: dict[str, Any] = {"profile": "trtllm", "dtype": "f16", "warn": _silent}
+    options: dict[str, Any] = {"profile": "trtllm", "dtype": p.dtype, "warn": _silent}
     with TemporaryDirectory() as folder:
         (Path(folder) / "config.json").write_text(json.dumps(DECODERS[p.model]))
         name = f"hf:{folder}"
