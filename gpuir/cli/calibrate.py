@@ -77,6 +77,7 @@ def command(target: str | None, tables: tuple[str, ...], out: str | None, **give
     from gpuir.backends.terminal import Page
     from gpuir.fit.calibrate import calibration
     from gpuir.fit.machine import cpu_level, gpu_name
+    from gpuir.fit.steady import check_gain, check_memories
     from gpuir.targets.load import dump_difference, parse_target
     from gpuir.targets.spec import slug
 
@@ -94,11 +95,13 @@ def command(target: str | None, tables: tuple[str, ...], out: str | None, **give
         start = base
     else:
         machine, head["title"], numbers = _described(base, RATE_SHARE * given["budget_s"])
+        check_memories(numbers)
         how = f"measured by gpuir calibrate on {machine.provenance}, {_today()}"
         text = dump_difference(head, numbers, {", ".join(numbers): how})
         start = parse_target(text, path)
         batches = _measured(machine, start, given["budget_s"])
     result, fits = calibration(start, batches)
+    check_gain(fits)
     fitted = {f"factors.{f}": v for f, v in result.factors.items()}
     fitted |= {f"local.{f}": v for f, v in result.local.items()}
     rows = sum(f.rows for f in fits)
@@ -215,6 +218,7 @@ def _measured(machine: Machine, target: Target, budget_s: float) -> list[Batch]:
     """What the plan's kernels take, as many as fit into the time."""
     from gpuir.fit.campaign import read_plan, shipped_plan
     from gpuir.fit.collect import Row, batches_of, measure
+    from gpuir.fit.steady import doubts
 
     problems = read_plan(shipped_plan("calibrate-cpu" if target.is_cpu else "calibrate"))
     ends, rows = monotonic() + budget_s, list[Row]()
@@ -227,6 +231,8 @@ def _measured(machine: Machine, target: Target, budget_s: float) -> list[Batch]:
         result = f"{row.latency_s * 1e6:10.1f} us" if row.is_measured else f"left out: {row.note}"
         note(f"{i + 1:3}/{len(problems)}  {problem}: {result}")
         rows.append(row)
+    if doubt := doubts(rows):
+        warn(doubt)
     return batches_of(rows, target)
 
 

@@ -49,6 +49,7 @@ def command(plan: str | None, target: str | None, out: str, budget_s: float, dry
     from gpuir.fit import collect
     from gpuir.fit.campaign import read_plan, shipped_plan
     from gpuir.fit.machine import Machine, gpu_name
+    from gpuir.fit.steady import doubts
     from gpuir.ir.errors import UsageError
 
     check_ahead(out)
@@ -75,9 +76,11 @@ def command(plan: str | None, target: str | None, out: str, budget_s: float, dry
     machine = Machine.of(device)
     note(f"{summary}, on {machine.provenance}")
     began, done, failed = monotonic(), 0, 0
+    rows: list[Row] = []
 
     def watch(row: Row) -> None:
         nonlocal done, failed
+        rows.append(row)
         done, failed = done + 1, failed + (not row.is_measured)
         text = f"{row.latency_s * 1e6:.1f} us" if row.is_measured else f"left out: {row.note}"
         ahead_s = (monotonic() - began) / done * (len(left) - done)
@@ -86,6 +89,8 @@ def command(plan: str | None, target: str | None, out: str, budget_s: float, dry
     collect.collect(machine, left, journal, device=name, budget_s=budget_s, watch=watch)
     if failed:
         warn(f"{failed:,} rows could not be measured; the column `note` says why")
+    if doubt := doubts(rows):
+        warn(doubt)
     if journal != table:
         collect.as_parquet(journal, table)
     emit(f"{out}: {done:,} rows added, {len(problems) - len(left):,} were there\n")

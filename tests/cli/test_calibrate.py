@@ -218,6 +218,29 @@ def test_this_cpu_becomes_a_target(folder: Path, few: None, one_core: None):
     assert 1e-3 < low_s < told["latency_s"] < high_s < 10
 
 
+def test_a_busy_machine_is_said(
+    folder: Path, few: None, one_core: None, monkeypatch: pytest.MonkeyPatch
+):
+    """Repeats that differ, in a campaign; a cache slower than memory writes no target."""
+    from gpuir.fit.timing import HostWatch, Timing
+
+    def restless(self: HostWatch, work: object, budget_s: float) -> Timing:
+        return Timing(1e-5, 1e-6, 0.8, 5)
+
+    monkeypatch.setattr(HostWatch, "__call__", restless)
+    done = run("collect", "--target", "cpu", "--plan", "few.toml", "-o", "busy.csv")
+    assert "repeats of the same kernel differ by 80 %" in done.stderr
+    sizes: list[int] = []
+
+    def bandwidth(machine: object, footprint: int, budget_s: float) -> float:
+        sizes.append(footprint)
+        return 1e10 * len(sizes)
+
+    monkeypatch.setattr("gpuir.fit.machine._bandwidth", bandwidth)
+    done = run("calibrate", "--target", "cpu", "-o", "busy.toml", status=2)
+    assert "slower than memory" in done.stderr and not Path("busy.toml").exists()
+
+
 # ---------------------------------------------------------------------------- collect
 
 

@@ -1,0 +1,44 @@
+"""What measurements on a busy machine give away, and that no worse target is written of them."""
+
+from __future__ import annotations
+
+import pytest
+
+from gpuir.fit.calibrate import FamilyFit
+from gpuir.fit.campaign import Problem
+from gpuir.fit.collect import Row
+from gpuir.fit.steady import check_gain, check_memories, doubts
+from gpuir.ir.errors import UsageError
+
+
+def rows(*spreads: float) -> list[Row]:
+    problem = Problem("add", "f32", (("b", 1), ("h", 64)))
+    measured = [Row(problem, 1e-5, x, 20) for x in spreads]
+    return [*measured, Row(problem, float("nan"), 9.0, 0, "no memory")]
+
+
+def test_repeats_that_differ_are_said():
+    assert doubts(rows()) == doubts(rows(0.01, 0.02, 0.9)) == ""  # one of them may be
+    assert "differ by 50 %" in doubts(rows(0.01, 0.5, 0.9))
+
+
+def test_a_cache_is_not_slower_than_memory():
+    check_memories({})
+    check_memories({"launch_s": 1e-6})  # of a GPU
+    check_memories({"l2.bytes_per_s": 4e10, "dram.bytes_per_s": 2e10})
+    with pytest.raises(UsageError, match="slower than memory"):
+        check_memories({"l2.bytes_per_s": 1e10, "dram.bytes_per_s": 2e10})
+
+
+def fit(before: float, after: float, count: int = 10) -> FamilyFit:
+    return FamilyFit("gemm", count, before, after, {}, 0)
+
+
+def test_a_target_that_is_worse_is_refused():
+    check_gain([])
+    check_gain([fit(0.3, 0.1)])
+    check_gain([fit(0.1, 0.1)])  # a GPU that is known stays as it is
+    check_gain([fit(0.3, 0.1), fit(0.1, 0.11)])
+    for worse in ([fit(0.1, 0.2)], [fit(9.0, 2.32)], [fit(0.3, 0.29, 1), fit(0.1, 0.2)]):
+        with pytest.raises(UsageError, match="is not written"):
+            check_gain(worse)
