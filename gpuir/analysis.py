@@ -13,8 +13,10 @@ from gpuir.cost.power import drawn
 from gpuir.cost.reading import work_of
 from gpuir.cost.strips import is_written_out
 from gpuir.cost.table import Predictor
+from gpuir.ir.door import CALLED, FLAG, PATH, TEXT, many, named, of_type, takes, whole
 from gpuir.ir.errors import GpuirError, UsageError
-from gpuir.ir.graph import Graph, Level, Node
+from gpuir.ir.graph import GRAPH, Graph, Level, Node, check_level
+from gpuir.ir.notes import SCHEDULE, Schedule
 from gpuir.loading import LoadOptions, load
 from gpuir.ops.kernel import Attention, KernelOp, View
 from gpuir.passes.annotate import Annotate
@@ -39,6 +41,10 @@ if TYPE_CHECKING:
     from gpuir.targets.target import Target
 
 
+PASSES = named(of_type(type, "a class of passes"))
+
+
+@takes(graph=GRAPH, profile=PATH, tf32=FLAG, target=PATH, passes=PASSES)
 def lower(
     graph: Graph,
     *,
@@ -87,12 +93,20 @@ def lowering(
     return steps if target is None else steps.on(target)
 
 
+@takes(
+    target=PATH,
+    predictor=TEXT | CALLED,
+    schedule=PATH | SCHEDULE,
+    profile=PATH,
+    tf32=FLAG,
+    cluster=PATH,
+)
 def analyze(
     model: Graph | Source,
     *given: Any,
     target: str | None = None,
     predictor: str | Predictor = "tile",
-    schedule: str | PathLike[str] = "",
+    schedule: str | PathLike[str] | Schedule = "",
     profile: str | PathLike[str] | None = None,
     tf32: bool | None = None,
     cluster: str | PathLike[str] | None = None,
@@ -106,9 +120,10 @@ def analyze(
 
     A graph goes on from the level it has. One that is tiled already keeps its target; one that
     is costed comes back as it is; what would change it is refused. `schedule` is a file of tiles
-    to use where it names a kernel. `target` is a name, a path, or either with numbers changed:
-    `a100+sms=120`. `predictor` is a name too, or a function of yours. `profile` is the software
-    stack, and `tf32` what it runs in TF32, as in `lower`. `cluster`, a name or a path, joins
+    to use where it names a kernel, or a `Schedule`. `target` is a name, a path, or either
+    with numbers changed: `a100+sms=120`. `predictor` is a name too, or a function of yours.
+    `profile` is the software stack, and `tf32` what it runs in TF32, as in `lower`. `cluster`, a
+    name or a path, joins
     the ranks of a graph that the pass `shard` has cut; its GPU, if of one kind, is then the target.
     """
     args: list[Any] = []
@@ -136,8 +151,9 @@ def analyze(
     if g.level < Level.costed:
         check(g, load_target(str(g.target or target)))
     passes: tuple[Pass, ...] = ()
+    tiles = schedule if isinstance(schedule, Schedule) else fspath(schedule)
     if g.level < Level.tiled:
-        passes += (TilePass(target=str(target), schedule=fspath(schedule)),)
+        passes += (TilePass(target=str(target), schedule=tiles),)
     if g.level < Level.costed:
         passes += (Annotate(predictor=predictor, cluster=fspath(cluster or "")),)
     g = Pipeline(passes).run(g)
@@ -166,7 +182,10 @@ def _check_target(g: Graph, target: str | None) -> None:
 
 
 def _check_done(
-    g: Graph, predictor: str | Predictor, schedule: str | PathLike[str], tf32: bool | None
+    g: Graph,
+    predictor: str | Predictor,
+    schedule: str | PathLike[str] | Schedule,
+    tf32: bool | None,
 ) -> None:
     """UsageError when something is asked for that the graph has behind it already."""
     late = [
@@ -182,6 +201,7 @@ def _check_done(
             )
 
 
+@takes(graph=GRAPH, name=TEXT)
 def explain(graph: Graph, name: str) -> tuple[Line, ...]:
     """Every quantity that leads to the cost of one kernel of a costed graph, in order.
 
@@ -226,9 +246,11 @@ def _uncounted(graph: Graph, target: Target) -> tuple[str, ...]:
     return (f"memory: what the libraries of {profile.name} reserve for themselves is not counted",)
 
 
+@takes(graph=GRAPH, warnings=many(TEXT), batch=whole(1))
 def summary(graph: Graph, *, warnings: Iterable[str] = (), batch: int | None = None) -> Summary:
     """The report of a costed graph as records: totals, kernels, classes, memory, coverage,
     assumptions."""
+    check_level("summary", graph, Level.costed, "gpuir.summary(gpuir.analyze(graph, 'a100'))")
     target = load_target(str(graph.target))
     notes = (
         *(elsewhere(graph, target), emulated(graph, target)),

@@ -13,8 +13,9 @@ from gpuir.analysis import analyze, lower
 from gpuir.cost.collective import collective_time
 from gpuir.cost.table import Predictor
 from gpuir.ir.alike import shape_of
+from gpuir.ir.door import CALLED, FLAG, PATH, TEXT, Kind, named, of_type, real, takes, whole
 from gpuir.ir.errors import UsageError
-from gpuir.ir.graph import Graph, Level, Node, Value
+from gpuir.ir.graph import GRAPH, Graph, Level, Node, Value
 from gpuir.ir.notes import Cost
 from gpuir.ir.phases import is_training
 from gpuir.ir.types import DType, f32, tf32
@@ -66,6 +67,16 @@ SLOWEST = 1000.0  # times as long as another: beyond lies a slip of the pen
 WORDS = 128  # a rank: Megatron-LM's default for what a padded vocabulary divides by
 
 
+@takes(
+    graph=GRAPH,
+    cluster=PATH,
+    parallel=of_type(Parallel, "degrees of parallelism", "gpuir.Parallel(dp=4, tp=2)"),
+    profile=PATH,
+    predictor=TEXT | CALLED,
+    tf32=FLAG,
+    slow=named(real(), whole()),
+    common=Kind("what plans share", lambda x: isinstance(x, Common), "common=None"),
+)
 def simulate_ranks(
     graph: Graph,
     cluster: str | PathLike[str],
@@ -204,7 +215,8 @@ def check(graph: Graph, machine: Cluster, parallel: Parallel, slow: Mapping[int,
         )
     for name in ("dp", "tp", "pp", "cp", "ep", "microbatches", "chunks"):
         if getattr(parallel, name) < 1:
-            raise UsageError(f"{name} counts from 1", found=f"{name}={getattr(parallel, name)}")
+            found = f"{name}={getattr(parallel, name)}"
+            raise UsageError(f"{name} counts from 1", found=found, fix=f"{name}=1, or more")
     if parallel.ranks > machine.gpus:
         nodes = -(-parallel.ranks // machine.node_gpus)
         raise UsageError(
@@ -251,6 +263,7 @@ def check(graph: Graph, machine: Cluster, parallel: Parallel, slow: Mapping[int,
         raise UsageError(
             "exchange needs context parallelism (cp of 2 or more)",
             found=f"exchange={parallel.exchange}, cp=1",
+            fix="for example cp=2, or remove exchange",
         )
     if parallel.zero and not is_training(graph):
         raise UsageError(

@@ -18,6 +18,7 @@ from os import PathLike, fspath
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack, cast
 
 from gpuir.files import bounded, decoded, note_input, read_text
+from gpuir.ir.door import CALLED, FLAG, PATH, TEXT, takes
 from gpuir.ir.errors import (
     GpuirError,
     ModelError,
@@ -115,6 +116,7 @@ LOG = logging.getLogger("gpuir.loading")
 LOSS_SCALE = 65536.0  # torch.amp.GradScaler's first, which f16 alone needs
 
 
+@takes(warn=CALLED, profile=PATH, tf32=FLAG)
 def load(
     model: Source,
     *,
@@ -381,7 +383,7 @@ def _check_not_empty(graph: Graph, options: LoadOptions, path: str) -> None:
 
 
 def _is_count(size: Any) -> bool:
-    return hasattr(size, "__index__") and index(size) >= 0
+    return not isinstance(size, type) and hasattr(size, "__index__") and index(size) >= 0
 
 
 def _is_shape(sizes: Any) -> bool:
@@ -633,6 +635,7 @@ def _read_stdin() -> str:
     return decoded(data, "<stdin>", ModelError)
 
 
+@takes(text=TEXT, source=TEXT)
 def load_text(text: str, source: str = "<text>") -> Graph:
     """The graph that gpuir's own text states, checked; TextError names its place in `source`."""
     from gpuir.text import parse  # and with it lark

@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
+from gpuir.ir.door import CALLED, takes
 from gpuir.ir.errors import UsageError, nearest
-from gpuir.ir.graph import Graph, Level, Node
-from gpuir.ir.notes import Schedule, Tile
+from gpuir.ir.graph import GRAPH, Graph, Level, Node, check_level
+from gpuir.ir.notes import SCHEDULE, Schedule, Tile
 
 Path = tuple[str, ...]
 Choose = Callable[[Path, Node, "Tile | None"], "Tile | None"]
 
 
+@takes(g=GRAPH)
 def extract(g: Graph) -> Schedule:
     """The tiles of a tiled or costed graph, those inside loops and branches by their path."""
     tiles = tuple((path, node.tile) for path, node in addressed(g) if node.tile is not None)
@@ -33,11 +35,13 @@ def _path(node: Node, owner: Path) -> Path:
     return (*owner, node.results[0].name if node.results else "")
 
 
+@takes(g=GRAPH)
 def strip(g: Graph) -> Graph:
     """The graph without tiles and costs: of level kernel, for no target."""
     return _map_nodes(g, Level.kernel, None, (), lambda path, node, tile: None, {})
 
 
+@takes(g=GRAPH, schedule=SCHEDULE, choose=CALLED)
 def apply(g: Graph, schedule: Schedule, choose: Choose | None = None) -> Graph:
     """The graph tiled for the schedule's target: `apply(strip(g), extract(g))` is g.
 
@@ -46,6 +50,7 @@ def apply(g: Graph, schedule: Schedule, choose: Choose | None = None) -> Graph:
     schedule's tiles are taken as they are, and a kernel without one is a UsageError, as is a name
     in the schedule that no kernel has.
     """
+    check_level("apply", g, Level.kernel, "gpuir.apply(gpuir.lower(graph), schedule)")
     tiles = dict(schedule.tiles)
     check_names(g, schedule)
     return _map_nodes(g, Level.tiled, schedule.target, (), choose or _take(schedule), tiles)

@@ -2,9 +2,26 @@
 
 from __future__ import annotations
 
-from gpuir.cost import attention, conv, cpu, grouped, routines, rows, simt, stream, tensile, tensor
-from gpuir.cost.family import Family
-from gpuir.cost.nest import runs_on_tensor
+from collections.abc import Mapping
+from dataclasses import replace
+
+from gpuir.cost import (
+    attention,
+    conv,
+    cpu,
+    grouped,
+    legal,
+    routines,
+    rows,
+    simt,
+    stream,
+    tensile,
+    tensor,
+)
+from gpuir.cost.family import Family, Terms, fastest
+from gpuir.cost.nest import Tiles, runs_on_tensor
+from gpuir.cost.products import as_product, is_product
+from gpuir.cost.sheet import Number, Sheet
 from gpuir.cost.steps import STREAMS
 from gpuir.cost.work import Work
 from gpuir.ir.errors import TargetError, nearest
@@ -30,6 +47,21 @@ FAMILIES: dict[str, Family] = {
 }
 
 
+def _product_s(
+    s: Sheet, work: Work, tiles: Tiles, target: Target, p: Mapping[str, Number]
+) -> Terms:
+    """Seconds of a kernel that runs as a product, by the formulas of products."""
+    return tensor.seconds(s, *as_product(work, tiles, s.xp), target, p)
+
+
+def _product_tile(work: Work, target: Target, p: Mapping[str, Number]) -> Tiles:
+    return fastest(_product_s, work, legal.candidates(work, target), target, p)
+
+
+# Kernels of others that run as products on matrix units: nests, kernels of plug-ins.
+PRODUCTS = replace(tensor.FAMILY, tiles=legal.candidates, seconds=_product_s, choose=_product_tile)
+
+
 def family_of(work: Work, target: Target) -> Family:
     """The family that a kernel belongs to on a target."""
     if target.is_cpu:
@@ -51,6 +83,8 @@ def family_of(work: Work, target: Target) -> Family:
             return routines.FAMILY
         case "k.reduce":
             return rows.FAMILY
+        case _ if is_product(work, target):
+            return PRODUCTS
         case _:
             return stream.FAMILY
 

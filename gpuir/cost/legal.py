@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import product
+from math import prod
 
 import numpy as np
 
@@ -19,6 +20,7 @@ from gpuir.cost.nest import (
     copies_asynchronously,
     runs_on_tensor,
 )
+from gpuir.cost.products import is_product, roles_of, spread
 from gpuir.cost.sheet import Number
 from gpuir.cost.work import Work
 from gpuir.targets.target import Target
@@ -94,6 +96,7 @@ def needs(nest: Nest, target: Target) -> tuple[Need, ...]:
 
 # ---------------------------------------------------------------------------- candidates
 
+SHORT_SUM = 64  # points: the window of a stencil, which a block takes whole
 SPLITS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 
 
@@ -103,10 +106,11 @@ def candidates(work: Work, target: Target) -> Tiles:
     Matrix units: m and n from 16 to 256, k of 32 to 128 bytes, 1 to 5 stages, 4 or 8 warps (fewer
     for small tiles). Lanes: m and n from 32 to 128, smaller only for smaller matrices, k of 8 or
     16, up to 256 for vectors. Attention: 16 to 256 queries by 32 to 128 keys. Maps: 128 to 8192
-    cells a block. Reductions: 1 to 1024 rows a block, whole or in chunks. What is a sum is also
-    split, where outputs are few. Tiles beyond the next power of two of a dimension are left out.
+    cells a block. Reductions: 1 to 1024 rows a block, whole or in chunks. Other nests: as matrix
+    units or lanes, along the inner of their loops first. What is a sum is also split, where outputs
+    are few. Tiles beyond the next power of two of a dimension are left out.
     """
-    extents = {d: int(np.max(n)) for d, n in work.dims}
+    extents = {d: max(int(np.max(n)), 1) for d, n in work.dims}
     on_tensor, splits = runs_on_tensor(work, target), bool(work.reduced)
     if work.kernel == "k.attention":
         wide = extents["e"] * work.dtype.bits > WIDEST_HEAD_BYTES * 8
@@ -126,6 +130,8 @@ def candidates(work: Work, target: Target) -> Tiles:
             _cap(extents["k"], 8, 256),
             splits,
         )
+    elif set(extents) not in ({"o", "r"}, {"i"}):
+        return _loops(work, target, extents)
     elif work.reduced:
         outer, inner = extents["o"], max(extents["r"], 1)
         free = ("o", "r")
@@ -136,6 +142,31 @@ def candidates(work: Work, target: Target) -> Tiles:
     *columns, stages, warps, split = table.T
     dims = dict(zip(free, columns, strict=True))
     dims.update({d: np.ones(len(table)) for d in work.grid if d in "bh"})
+    return Tiles(dims, stages, warps, split)
+
+
+def _loops(work: Work, target: Target, extents: dict[str, int]) -> Tiles:
+    """Tiles of a nest of any loops: along rows, columns and the sum of a product on matrix units;
+    on the lanes along its last two loops, a short sum whole."""
+    splits, roles = bool(work.reduced), roles_of(work)
+    if roles is not None and is_product(work, target):
+        parts = (roles.rows, roles.columns, roles.summed)
+        m, n, k = (prod(extents[d] for d in loops) for loops in parts)
+        table = _matrix(_cap(m, 16, 256), _cap(n, 16, 256), k, work.dtype.bits, splits)
+    else:
+        *outer, last = work.grid
+        parts: tuple[tuple[str, ...], ...] = (tuple(outer[-1:]), (last,), work.reduced)
+        m, n, k = (prod(extents[d] for d in loops) for loops in parts)
+        most = (_cap(m, 1, 64), _cap(n, 1, 256))
+        table = _blocks(*most, (k,) if k <= SHORT_SUM else (8, 16, 32), splits)
+        if k <= SHORT_SUM:
+            parts = (*parts[:2], ())
+    *columns, stages, warps, split = table.T
+    whole = {d: float(extents[d]) for d in work.reduced}
+    dims: dict[str, Number] = {d: np.full(len(table), whole.get(d, 1.0)) for d, _ in work.dims}
+    for cells, loops in zip(columns, parts, strict=True):
+        if loops:
+            dims |= spread(cells, loops, extents)
     return Tiles(dims, stages, warps, split)
 
 
@@ -179,6 +210,18 @@ def _lanes(m: int, n: int, k: int, splits: bool):
         and tm * tn <= 64 * 32 * warps
         and (tk <= 32 or tm == 1 or tn == 1)
         for stages in (2, 1, 3)
+        for split in (SPLITS if splits else (1,))
+    )
+
+
+@lru_cache(maxsize=4096)
+def _blocks(m: int, n: int, ks: tuple[int, ...], splits: bool):
+    return _table(
+        (tm, tn, tk, stages, warps, split)
+        for tm, tn, tk in product(_powers(1, m), _powers(min(n, 32), n), ks)
+        for warps in (8, 4, 2, 1)
+        if 32 * warps <= tm * tn <= 64 * 32 * warps or (warps == 1 and tm * tn <= 64 * 32)
+        for stages in (1, 2)
         for split in (SPLITS if splits else (1,))
     )
 

@@ -101,10 +101,12 @@ def _work(op: k.KernelOp) -> Work:
         reduced=space.reduced,
         operands=operands,
         flops=op.flops(),
-        products=0,
-        lane_ops=_lane_ops(body) + OWN_LANE_OPS * written + _pooling_ops(op),
+        products=op.flops() if op.pipe == "tensor" else 0,
+        lane_ops=(
+            OWN_LANE_OPS * written + (_lane_ops(body) + _pooling_ops(op)) * (op.pipe == "vector")
+        ),
         dtype=op.compute_dtype,
-        pipe="vector",
+        pipe=op.pipe,
         kind=_kind(op),
         detail=_detail(op),
         simd_ops=_simd(body),

@@ -256,6 +256,10 @@ def mapped(fn: str, cells: Number, reads: Sequence[DType], out: DType) -> Work:
     return replace(found, flops=flops, simd_ops=simd_ops([(fn, cells)]))
 
 
+# Instructions a cell; of sums and running sums one.
+ROW_LANE_OPS = {"softmax": SOFTMAX_LANE_OPS, "norm": NORM_LANE_OPS, "rms": 4.0}
+
+
 def rows(
     count: Number,
     length: Number,
@@ -266,12 +270,11 @@ def rows(
     ops: float | None = None,
 ) -> Work:
     """A reduction of `count` rows of `length`: a "softmax" or a "norm" that writes them (an "rms"
-    norm by a kernel that takes a cell at a time), or a "sum" that writes a cell a row. `parameters`
-    are operands of one row."""
+    norm by a kernel that takes a cell at a time), a "scan" (running sums), or a "sum" that writes a
+    cell a row. `parameters` are operands of one row."""
     cell, cells = dtype.bits / 8, count * length
     written = count if kind == "sum" else cells
-    each = {"softmax": SOFTMAX_LANE_OPS, "norm": NORM_LANE_OPS, "rms": 4.0, "sum": 1.0}[kind]
-    each = each if ops is None else ops
+    each = ROW_LANE_OPS.get(kind, 1.0) if ops is None else ops
     kept = ("o",) if kind == "sum" else ("o", "r")
     return Work(
         kernel="k.reduce",

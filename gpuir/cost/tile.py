@@ -33,6 +33,7 @@ from gpuir.cost.learned import (
     shipped,
 )
 from gpuir.cost.nest import Tiles, cut, peak_of, runs_on_tensor
+from gpuir.cost.products import costed_as
 from gpuir.cost.reading import work_of
 from gpuir.cost.sheet import Number, Sheet
 from gpuir.cost.uncertainty import is_unfitted, uncertainty
@@ -191,6 +192,7 @@ def search(work: Work, target: Target, where: str) -> Tiles:
 def is_legal(work: Work, tiles: Tiles, target: Target) -> Number:
     """Whether each of the tiles fits its kernel and the target."""
     fits: Number = True
+    work, tiles = costed_as(work, tiles, target)
     for need in legal.needs(cut(work, tiles, target), target):
         fits = fits & (np.asarray(need.wants) <= need.has)
     return fits

@@ -10,6 +10,7 @@ from functools import cache
 from math import prod
 from typing import Any, ClassVar, Literal, Self, cast
 
+from gpuir.ir.door import of_type
 from gpuir.ir.errors import GpuirError, UsageError
 from gpuir.ir.lazy import lazy
 from gpuir.ir.notes import Cost, Tile
@@ -315,3 +316,16 @@ def aligned(type: TensorType, dims: tuple[str, ...]) -> Access:
         shape = (prod(shape[:head]), *shape[head:])
     named = zip(reversed(dims), reversed(shape), strict=False)
     return Access(type, tuple(reversed([d for d, n in named if n != 1])))
+
+
+GRAPH = of_type(Graph, "a graph", "gpuir.load(...) and gpuir.analyze(...) give graphs")
+
+
+def check_level(where: str, g: Graph, least: Level, fix: str) -> None:
+    """UsageError where a graph has not got as far as a function needs it."""
+    if g.level < least:
+        raise UsageError(
+            f"{where} needs a graph of level {least.name}",
+            found=f"@{g.name} has the level {g.level.name}",
+            fix=fix,
+        )

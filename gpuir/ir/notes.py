@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
+
+from gpuir.ir.door import TEXT, WHOLE, Kind, holds, is_whole, of_type
 
 ON_HOST = "host@1"  # signs what the host's CPU runs, in place of the device
 
@@ -15,6 +17,23 @@ BY_OPERAND = ("direct", "fetch", "pad")
 Bound = Literal["compute", "memory", "latency", "network"]
 
 
+def _pairs(by: Kind) -> Kind:
+    """Numbers by dimension or operand, in tuples."""
+
+    def holds(x: Any) -> bool:
+        pairs = isinstance(x, tuple) and all(isinstance(p, tuple) and len(p) == 2 for p in x)  # pyright: ignore
+        return pairs and all(by.holds(of) and is_whole(n) for of, n in x)
+
+    example = '(("m", 128), ("k", 64))' if by is TEXT else "((0, 1),)"
+    return Kind(f"pairs of {by.what} and a whole number", holds, f"write {example}")
+
+
+@holds(
+    dims=_pairs(TEXT),
+    **dict.fromkeys(("stages", "warps", "split", "group", "unroll"), WHOLE),
+    **dict.fromkeys(BY_DIMENSION, _pairs(TEXT)),
+    **dict.fromkeys(BY_OPERAND, _pairs(WHOLE)),
+)
 @dataclass(frozen=True)
 class Tile:
     """How one kernel is cut for the device: `tile(m=128, n=64, k=32; stages=3, warps=8)`.
@@ -118,6 +137,22 @@ class Cost:
         return f"cost({', '.join(head)}{facts})"
 
 
+TILE = of_type(Tile, "a tile", "gpuir.Tile((('m', 128), ('n', 128), ('k', 64)), stages=3)")
+
+
+def _is_tiles(x: Any) -> bool:
+    entries = isinstance(x, tuple) and all(isinstance(e, tuple) and len(e) == 2 for e in x)  # pyright: ignore
+    return entries and all(
+        isinstance(path, tuple) and all(map(TEXT.holds, path)) and TILE.holds(tile)
+        for path, tile in x
+    )
+
+
+@holds(
+    name=TEXT,
+    target=TEXT,
+    tiles=Kind("pairs of a path and a tile", _is_tiles, 'write ((("y",), gpuir.Tile(...)),)'),
+)
 @dataclass(frozen=True)
 class Schedule:
     """The tiles of a graph alone, each kernel named by its first result.
@@ -135,3 +170,6 @@ class Schedule:
 
     def __iter__(self) -> Iterator[tuple[tuple[str, ...], Tile]]:
         return iter(self.tiles)
+
+
+SCHEDULE = of_type(Schedule, "a schedule", "gpuir.extract(graph) or gpuir.parse_schedule(text)")

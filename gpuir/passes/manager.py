@@ -11,8 +11,9 @@ from math import isfinite
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, ClassVar, Self, cast
 
+from gpuir.ir.door import CALLED, FLAG, holds, many, of_type, takes
 from gpuir.ir.errors import PluginError, UsageError, VerifyError
-from gpuir.ir.graph import Graph, Level
+from gpuir.ir.graph import GRAPH, Graph, Level
 from gpuir.ir.verify import verify
 from gpuir.plugins import blamed, is_ours
 
@@ -130,6 +131,7 @@ LOG = logging.getLogger("gpuir.passes")
 Watch = Callable[[Pass, Graph], None]
 
 
+@holds(passes=many(of_type(Pass, "a pass", "gpuir.pipeline('canonicalize,legalize')")))
 @dataclass(frozen=True)
 class Pipeline:
     """Passes in order. Levels are checked when it is made; a graph's own when it is run."""
@@ -151,6 +153,7 @@ class Pipeline:
         """The pipeline as it is for a target."""
         return Pipeline(tuple(p.on(target) for p in self.passes))
 
+    @takes(g=GRAPH, verify_each=FLAG, watch=CALLED)
     def run(self, g: Graph, verify_each: bool = True, watch: Watch | None = None) -> Graph:
         """The graph through every pass; `watch` sees it after each. Verified at the door, and
         after each pass when `verify_each`, so that an error names the pass that made it. The logger

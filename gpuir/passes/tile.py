@@ -24,7 +24,8 @@ from gpuir.targets.target import Target
 @dataclass(frozen=True)
 class TilePass(Pass):
     """Gives every kernel with a loop nest a tile for `target`: the cheapest of the legal ones by
-    the tile predictor, or what the file `schedule` says. What that leaves out is searched.
+    the tile predictor, or what the file `schedule` (or a `Schedule`) says. What that leaves out is
+    searched.
 
     `target` is a name, an alias, a path, or one with numbers changed: `a100+sms=120`.
     """
@@ -33,13 +34,17 @@ class TilePass(Pass):
     takes: ClassVar[Level | None] = Level.kernel
     gives: ClassVar[Level | None] = Level.tiled
     target: str
-    schedule: str = ""
+    schedule: str | Schedule = ""
 
     def run(self, g: Graph) -> Graph:
         target = load_target(self.target)
-        schedule = Schedule(g.name, self.target, ())
-        if self.schedule:
-            schedule = read_schedule(self.schedule, self.target, target)
+        schedule = self.schedule
+        if isinstance(schedule, str):
+            where, schedule = schedule, Schedule(g.name, self.target, ())
+            schedule = schedule_in(where) if where else schedule
+        else:
+            where = "schedule"
+        schedule = meant_for(schedule, where, self.target, target)
         return tile_graph(g, schedule, target)
 
 
@@ -52,11 +57,15 @@ def schedule_in(path: str) -> Schedule:
 
 def read_schedule(path: str, name: str, target: Target) -> Schedule:
     """The schedule in a file, for the target named `name`; UsageError when it is for another."""
-    schedule = schedule_in(path)
+    return meant_for(schedule_in(path), path, name, target)
+
+
+def meant_for(schedule: Schedule, where: str, name: str, target: Target) -> Schedule:
+    """A schedule for the target named `name`; UsageError when it is for another."""
     if schedule.target != name and load_target(schedule.target) != target:
         raise UsageError(
             f"schedule @{schedule.name} is for another target",
-            where=path,
+            where=where,
             expected=name,
             found=schedule.target,
             fix=f"tile for {schedule.target}, or write `for {name}` in the first "

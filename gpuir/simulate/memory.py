@@ -13,8 +13,9 @@ from typing import Literal, NamedTuple, get_args
 import numpy as np
 from numpy.typing import NDArray
 
+from gpuir.ir.door import TEXT, many, of_type, takes, whole
 from gpuir.ir.errors import ModelError
-from gpuir.ir.graph import Graph, Level, Node, Op, Role, Value
+from gpuir.ir.graph import GRAPH, Graph, Level, Node, Op, Role, Value
 from gpuir.ir.notes import Tile
 from gpuir.ops import kernel as k
 from gpuir.ops import tensor as t
@@ -151,6 +152,12 @@ def available_bytes(target: Target) -> int:
     return round(target.dram.bytes * (1 - DRIVER_SHARE)) - CONTEXT_BYTES
 
 
+@takes(
+    graph=GRAPH,
+    target=of_type(Target, "a target", "gpuir.load_target('a100')"),
+    block=whole(1),
+    spent=many(TEXT),
+)
 def memory(
     graph: Graph, target: Target | None = None, block: int = BLOCK, spent: Collection[str] = ()
 ) -> Memory:

@@ -4,12 +4,21 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import prod
-from typing import Literal
+from typing import Literal, get_args
+
+from gpuir.ir.door import FLAG, WHOLE, holds, one_of, whole
 
 PipelineSchedule = Literal["gpipe", "1f1b", "interleaved", "zero-bubble"]
 ContextExchange = Literal["", "heads", "keys", "ring"]
 
 
+@holds(
+    **dict.fromkeys(("dp", "tp", "pp", "cp", "ep", "microbatches", "chunks"), WHOLE),
+    **dict.fromkeys(("sequence", "overlap"), FLAG),
+    zero=whole(0, 3),
+    schedule=one_of(*get_args(PipelineSchedule)),
+    exchange=one_of(*get_args(ContextExchange)),
+)
 @dataclass(frozen=True)
 class Parallel:
     """Degrees of parallelism, of which the product is the number of ranks.

@@ -9,8 +9,9 @@ from functools import cached_property
 from itertools import groupby
 from typing import Any, NamedTuple, cast
 
+from gpuir.ir.door import of_type, takes
 from gpuir.ir.errors import UsageError
-from gpuir.ir.graph import Graph, Loc, Node, Value
+from gpuir.ir.graph import GRAPH, Graph, Level, Loc, Node, Value, check_level
 from gpuir.ir.notes import Cost
 from gpuir.ir.phases import phase_of
 from gpuir.ops import kernel as k
@@ -143,12 +144,16 @@ class Timeline:
         return tuple(self.marks.critical(self.time_s))
 
 
+@takes(graph=GRAPH, profile=of_type(Profile, "a profile", "gpuir.load_profile('eager')"))
 def timeline(graph: Graph, profile: Profile) -> Timeline:
     """A costed graph as `profile` runs it on the graph's target.
 
     On a CPU the kernels run in the host's own thread, and their times hold the calls: the host
     takes no time besides.
     """
+    check_level(
+        "timeline", graph, Level.costed, "gpuir.timeline(gpuir.analyze(graph, 'a100'), profile)"
+    )
     made = prepared(graph, profile)
     result = run(made.found, made.profile, made.into, made.back, params=made.params)
     if all(x.between_s is None for x in result.launches):

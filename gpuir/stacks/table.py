@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from gpuir.ir.door import CALLED, PATH, TEXT, named, of_type, takes
 from gpuir.passes.annotate import Annotate
 from gpuir.passes.manager import Pass, Pipeline, make_pass
 from gpuir.passes.tile import TilePass
@@ -69,6 +70,12 @@ def is_pass(thing: object) -> bool:
     return isinstance(thing, type) and issubclass(thing, Pass)
 
 
+@takes(
+    text=TEXT,
+    loaded=named(of_type(type, "a class of passes")),
+    predictors=named(CALLED),
+    targets=named(PATH),
+)
 def pipeline(
     text: str,
     loaded: Mapping[str, type[Pass]] | None = None,

@@ -9,6 +9,7 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import Annotated, NamedTuple, cast
 
+from gpuir.ir.door import PATH, WHOLE, takes
 from gpuir.ir.errors import TargetError, nearest
 from gpuir.targets.load import load_target, target_names
 from gpuir.targets.spec import (
@@ -147,6 +148,7 @@ class Cluster(Sourced):
         first, end = map(int, self.ranks.split(":"))
         return tuple(x for x in _within(found, first, end) if x.end > x.first)
 
+    @takes(first=WHOLE, count=WHOLE)
     def part(self, first: int, count: int) -> Cluster:
         """What joins as many of its ranks, from `first` on: one of its kinds, where that has them
         all. A cluster of one kind is the same for all its ranks."""
@@ -161,6 +163,7 @@ class Cluster(Sourced):
         ranks = f"{first}:{first + count}"
         return replace(self, name=f"{name}[{ranks}]", ranks=ranks)
 
+    @takes(nodes=WHOLE)
     def with_nodes(self, nodes: int) -> Cluster:
         """As many of these nodes. TargetError where nothing says how nodes are joined."""
         if nodes == self.nodes:
@@ -223,6 +226,7 @@ def _target(name: str) -> Target:
 # ---- names ------------------------------------------------------------------------------------
 
 
+@takes(name=PATH)
 def load_cluster(name: str | Path) -> Cluster:
     """The cluster of a shipped name, of a `.toml` path, or of a rule.
 

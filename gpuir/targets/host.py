@@ -7,6 +7,7 @@ from functools import cache
 from pathlib import Path
 from typing import Annotated, cast
 
+from gpuir.ir.door import PATH, takes
 from gpuir.targets.spec import (
     Raw,
     SpecKind,
@@ -48,6 +49,7 @@ class HostMachine(Sourced):
         return hash(self.name)
 
 
+@takes(name=PATH)
 def load_host(name: str | Path) -> HostMachine:
     """The host of a built-in name or of a `.toml` path. TargetError when nothing has that name or
     the file is wrong."""

@@ -8,6 +8,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, cast
 
+from gpuir.ir.door import NUMBER, PATH, TEXT, named, takes
 from gpuir.ir.errors import TargetError, nearest
 from gpuir.ir.types import DTYPES
 from gpuir.plugins import installed
@@ -45,6 +46,7 @@ _POINT = re.compile(r"\w+=\d{1,40}(?: \w+=\d{1,40})*")  # extents of a kernel th
 # ---- names ------------------------------------------------------------------------------------
 
 
+@takes(name=PATH, overrides=named(TEXT | NUMBER))
 def load_target(name: str | Path, overrides: Mapping[str, str | float] | None = None) -> Target:
     """The target of a built-in name or alias, of a `.toml` path, or of a plug-in's name.
 

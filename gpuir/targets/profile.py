@@ -9,6 +9,7 @@ from os import PathLike, fspath
 from pathlib import Path
 from typing import Annotated, Literal, cast, get_args
 
+from gpuir.ir.door import PATH, of_type, takes
 from gpuir.ir.errors import UsageError, nearest
 from gpuir.ir.graph import Graph, Level
 from gpuir.plugins import installed
@@ -188,6 +189,7 @@ class Profile(Sourced):
         return (f"profile {self.name}: {numbers}; `gpuir profiles {self.name}` says how",)
 
 
+@takes(name=PATH, target=of_type(Target, "a target", "gpuir.load_target('a100')"))
 def load_profile(name: str | Path, target: Target | None = None) -> Profile:
     """The profile of a built-in name, of a `.toml` path, or of a plug-in's name; with `+tf32=none`
     behind it (`conv`, `products`, `all`) another rule than its own, and behind that `+host=dgx-1`

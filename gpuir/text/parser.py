@@ -17,6 +17,7 @@ from typing import Any, Literal, NoReturn, Union, get_args, get_origin, get_type
 from lark import Lark, Token, Transformer, v_args
 from lark.exceptions import UnexpectedCharacters, UnexpectedEOF, UnexpectedInput, UnexpectedToken
 
+from gpuir.ir.door import TEXT, takes
 from gpuir.ir.errors import GpuirError, ModelError, UsageError, nearest
 from gpuir.ir.graph import DEEPEST, Cut, Framework, Graph, Level, Node, Op, Role, Value
 from gpuir.ir.notes import BY_DIMENSION, BY_OPERAND, Bound, Cost, Schedule, Tile
@@ -25,11 +26,13 @@ from gpuir.ops.vocabulary import find_op
 from gpuir.text.place import check_length, error_at, number
 
 
+@takes(text=TEXT, source=TEXT)
 def parse(text: str, source: str = "<text>") -> Graph:
     """The graph that `text` states. Raises `TextError` with line and caret where it does not."""
     return _Build(text, source).graph(_tree("graph", text, source))
 
 
+@takes(text=TEXT, source=TEXT)
 def parse_schedule(text: str, source: str = "<text>") -> Schedule:
     """The schedule that `text` states, kernels by the path of their first results' names."""
     build = _Build(text, source)

@@ -9,13 +9,15 @@ from functools import cache
 from itertools import groupby
 from typing import Any, cast
 
-from gpuir.ir.graph import Graph, Node, Op, Value
-from gpuir.ir.notes import Schedule
+from gpuir.ir.door import takes
+from gpuir.ir.graph import GRAPH, Graph, Node, Op, Value
+from gpuir.ir.notes import SCHEDULE, Schedule
 
 PLAIN = re.compile(r"[\w.\-]+\Z", re.ASCII)
 PLAIN_TARGET = re.compile(r"[A-Za-z_][\w.\-+]*\Z", re.ASCII)
 
 
+@takes(thing=GRAPH | SCHEDULE)
 def show(thing: Graph | Schedule) -> str:
     """The text of a graph or a schedule; `parse` and `parse_schedule` read it back."""
     if isinstance(thing, Schedule):

@@ -4,19 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from inspect import Parameter, signature
 from typing import Any
 
 import numpy as np
 
 from gpuir.cost import routing, sized
 from gpuir.cost.generated import cost_of as generated_cost
+from gpuir.cost.generated.legal import fastest
+from gpuir.cost.grouped import LAUNCHES
 from gpuir.cost.lanes import lane_ops
+from gpuir.cost.products import roles_of
 from gpuir.cost.sheet import Number
 from gpuir.cost.tile import best_tiles, cost_of
-from gpuir.cost.work import Grouped, Operand, Staging, Work
+from gpuir.cost.work import ConvShape, Grouped, Heads, Operand, Staging, Work
+from gpuir.ir.door import FLAG, TEXT, Kind, many, named, of_type, real, refuse, takes, whole
 from gpuir.ir.errors import UsageError, nearest
-from gpuir.ir.notes import Cost, Tile
-from gpuir.ir.types import DTYPES, DType
+from gpuir.ir.notes import TILE, Cost, Tile
+from gpuir.ir.types import DTYPES, DType, f32, tf32
+from gpuir.ops.kernel import CONV_LIBRARIES, LIBRARIES, ROUNDED
 from gpuir.ops.scalar import SCALARS
 from gpuir.targets.load import load_target
 from gpuir.targets.target import Target
@@ -69,6 +75,11 @@ class Kernel:
         return self.cost
 
 
+KERNEL = of_type(Kernel, "a kernel", "gpuir.kernel('gemm', m=4096, n=4096, k=4096)")
+TARGET = of_type((str, Target), "the name of a target, or a target", "target='h100-sxm'")
+
+
+@takes(target=TARGET, tile=TILE)
 def kernel(
     name: str,
     *,
@@ -81,26 +92,38 @@ def kernel(
 
     Without a `tile` it is the library's own kernel (cuBLAS, FlashAttention, PyTorch's), with one a
     kernel generated with that tile, as Triton or CUTLASS would. Extents may be arrays of one
-    length: many kernels, for `gpuir.predict`.
+    length: many kernels, for `gpuir.predict`. With an extent of 0 it is an empty launch.
 
-    Kinds, their extents and what may be said besides:
+    `dtype` is what is multiplied; "tf32" are f32 operands whose products run in TF32, which
+    `math="tf32"` says too. Kinds, their extents and what may be said besides:
 
-    - `gemm`: m n k; b=1 weight= out= math= (dtypes), epilogue=("bias", "gelu"), scales="" ("row" or
-      "block"), layout="nn" ("t": that operand lies transposed)
-    - `conv`: batch channels size filters window (a pair, or one number for both); stride=1
-      dilation=1 padding=0 groups=1
-    - `attention`: batch heads queries keys head; kv_heads= value= causal=False window=0
-    - `rows`: rows columns; of="softmax" (or "norm", "rms", "sum")
-    - `map`: cells; inputs=1 fn="add"
-    - `experts`: tokens hidden inter topk experts; gated=True weight= skew=0
-    - `grouped`: rows n k groups; weight= out=, scales="": one product a group of weights, whose
-      rows are handed out at random
+    - `gemm`: m n k; b=1, weight= out= (dtypes), math=, epilogue=("bias", "gelu"), scales="" ("row"
+      or "block"), group=0 (cells of the weight along k that share a scale of 16 bits), layout="nn"
+      ("t": that operand lies transposed, which kernels generated for the lanes feel)
+    - `conv`: batch channels size filters window (one number, or one to three in a tuple); stride=1
+      dilation=1 padding=0 groups=1, transposed=False, math=, epilogue=, library="" (or "cudnn",
+      "aten")
+    - `attention`: batch heads queries keys head; kv_heads= value=, causal=False window=0, cache=
+      out= (dtypes), math=, shared=False (values are a part of the keys, as in latent attention),
+      append=False (it also writes its keys and values to a cache), paged=False (which lies in
+      pages), library="" ("sdpa", "fa3", "trtllm", "flashinfer", "triton", "unified")
+    - `rows`: rows columns; of="softmax" (or "norm", "rms", "sum", "scan"), parameters=0 (operands
+      of one row: the weights and biases of a norm)
+    - `map`: cells; inputs=1, fn="add", out= (dtype), of="" ("copy", "transpose", "quantise")
+    - `experts`: tokens hidden inter topk experts; gated=True weight= skew=0 ranks=1 shards=1,
+      math=, scales="" ("block"), library="cutlass" (or "trtllm", "vllm", "sglang", ...)
+    - `grouped`: rows n k groups; weight= out= (dtypes), math=, scales="": one product a group of
+      weights, whose rows are handed out at random
+    - `gather`: rows width table; bag=1: rows of a table, or the sum of so many for each result
+    - `topk`: rows columns k: the k largest of each row
 
     UsageError for another kind or extent, and for a tile that is not legal on the target.
     """
-    if name not in KINDS:
-        raise UsageError(f"no kind of kernel has the name {name!r}", fix=nearest(name, KINDS))
-    made, needed, options = KINDS[name]
+    if not isinstance(name, str) or name not in KINDS:
+        known = nearest(name, KINDS) if isinstance(name, str) else f"one of {', '.join(KINDS)}"
+        raise UsageError(f"no kind of kernel has the name {name!r}", fix=known)
+    made = KINDS[name]
+    needed, options = parameters_of(made)
     unknown = [e for e in extents if e not in needed + options]
     missing = [e for e in needed if e not in extents]
     if unknown or missing:
@@ -110,13 +133,19 @@ def kernel(
             found=" ".join(extents),
             fix=nearest(unknown[0], needed + options) if unknown else f"give {missing[0]}=",
         )
-    found = Kernel(name, made(dtype=dtype_of(dtype), **extents))
+    given = {e: _value(name, e, value, e in needed) for e, value in extents.items()}
+    given = _spread(name, given, needed)
+    plain, math = _math(name, dtype, given.pop("math", None), "math" in options)
+    work = _full(made, plain, given, needed)
+    found = Kernel(name, replace(work, math=math))
     return found if target is None else costed(found, target, tile)
 
 
+@takes(k=KERNEL, target=TARGET, tile=TILE)
 def costed(k: Kernel, target: str | Target, tile: Tile | None = None) -> Kernel:
-    """The kernel with its cost on a target, under a tile or as the library would run it. Many
-    kernels in one have none: `gpuir.predict` gives arrays."""
+    """The kernel with its cost on a target, under a tile or as the library would run it; a nest,
+    which no library has, under the fastest of its candidates. Many kernels in one have no cost:
+    `gpuir.predict` gives arrays."""
     device = load_target(target) if isinstance(target, str) else target
     if np.ndim(k.work.points):
         if tile is not None:
@@ -125,6 +154,8 @@ def costed(k: Kernel, target: str | Target, tile: Tile | None = None) -> Kernel:
                 fix="use gpuir.predict(kernels, tiles, target)",
             )
         return replace(k, target=device)
+    if tile is None and k.work.kernel == "nest":
+        tile = own_tile(k, device)
     if tile is not None:
         check(k.work, tile, device, k.name)
         return replace(k, target=device, tile=tile, cost=generated_cost(k.work, tile, device))
@@ -132,13 +163,201 @@ def costed(k: Kernel, target: str | Target, tile: Tile | None = None) -> Kernel:
     return replace(k, target=device, tile=taken, cost=cost_of(k.work, taken, device))
 
 
+def own_tile(k: Kernel, target: Target) -> Tile:
+    """The fastest tile of a nest on a target; UsageError where none is legal."""
+    found = fastest(k.work, target)
+    if found is None:
+        raise UsageError(
+            f"no candidate tile of the nest {k.name} is legal on {target.name}",
+            fix="give a tile, or use a GPU as the target",
+        )
+    return found
+
+
 def dtype_of(name: str | DType) -> DType:
     """A dtype by its name; UsageError where there is none."""
     if isinstance(name, DType):
         return name
-    if name not in DTYPES:
-        raise UsageError(f"no dtype {name!r}", fix=nearest(name, DTYPES))
+    if not isinstance(name, str) or name not in DTYPES:
+        near = nearest(name, DTYPES) if isinstance(name, str) else f"one of {', '.join(DTYPES)}"
+        raise UsageError(f"no dtype {name!r}", fix=near)
     return DTYPES[name]
+
+
+# ---------------------------------------------------------------------------- what is given
+
+
+MOST = 2**53  # of an extent: whole numbers up to it are exact in 64 bits
+# Of what may be said besides: the least number, the texts, the dtypes and the flags.
+LEAST = {
+    **dict.fromkeys(("b", "group", "window", "padding", "parameters", "inputs"), 0),
+    **dict.fromkeys(("stride", "dilation", "groups", "value", "kv_heads", "bag"), 1),
+    **dict.fromkeys(("ranks", "shards"), 1),
+}
+ONE = ("inputs", "parameters")  # operands, which all kernels in one have in common
+MOST_OPERANDS = 64  # assumed: more is a slip
+TEXTS = ("layout", "scales", "of", "fn", "library")
+NAMED = ("weight", "out", "math", "cache")
+AXES = ("size", "window")  # of a convolution, where they are extents
+
+
+def _value(kind: str, name: str, value: Any, needed: bool) -> Any:
+    """An argument of a kind, checked: numbers as such or as arrays, dtypes by name. UsageError for
+    what cannot be one."""
+    where = f"gpuir.kernel({kind!r})"
+    if needed and name in AXES and isinstance(value, tuple | list):
+        if 1 <= len(value) <= 3:  # pyright: ignore[reportUnknownArgumentType]
+            return tuple(_numbers(where, name, n, 0) for n in value)
+        raise refuse(where, name, Kind("one to three numbers", bool), value)
+    if name == "skew":
+        return _numbers(where, name, value, 0, whole=False)
+    if needed or name in LEAST:
+        found = _numbers(where, name, value, 0 if needed else LEAST[name])
+        if name in ONE and (np.ndim(found) or found > MOST_OPERANDS):
+            one = Kind(f"one number for all kernels, at most {MOST_OPERANDS}", bool)
+            raise refuse(where, name, one, value)
+        return found
+    if name in NAMED:
+        return value if name == "math" else dtype_of(value)
+    if name == "epilogue":
+        texts = (value,) if isinstance(value, str) else value
+        if not many(TEXT).holds(texts):
+            raise refuse(where, name, many(TEXT), value, 'epilogue=("bias", "gelu")')
+        return tuple(texts)
+    of = TEXT if name in TEXTS else FLAG
+    if not of.holds(value):
+        raise refuse(where, name, of, value)
+    return value
+
+
+def _numbers(where: str, name: str, value: Any, least: float, whole: bool = True) -> Number:
+    """A number, or an array of them, all finite and at least `least`."""
+    what = f"{'a whole number' if whole else 'a number'} of {least} or more, or an array of them"
+    kind = Kind(what, bool, f"give {name}=128, for example")
+    if isinstance(value, str | bytes | bool) or value is None:
+        raise refuse(where, name, kind, value)
+    try:
+        found = np.asarray(value)
+    except (TypeError, ValueError) as error:  # lists of lists of several lengths
+        raise refuse(where, name, kind, value) from error
+    numbers = found.dtype.kind in "iuf" and found.ndim <= 1 and found.size > 0
+    if not numbers or not np.all(np.isfinite(found) & (found >= least) & (found <= MOST)):
+        raise refuse(where, name, kind, value)
+    if whole and not np.all(found == np.floor(found)):
+        raise refuse(where, name, kind, value)
+    if found.ndim:
+        return found.astype(float)
+    return int(found) if whole else float(found)
+
+
+def _spread(kind: str, given: Mapping[str, Any], needed: Sequence[str]) -> dict[str, Any]:
+    """The arguments, extents as arrays where any number is one: of many kernels each has its own.
+    UsageError where arrays are not of one length."""
+    lengths: dict[str, int] = {}
+    for name, value in given.items():
+        for n in value if isinstance(value, tuple) else (value,):
+            if isinstance(n, np.ndarray):
+                lengths[name] = len(n)
+    if len(set(lengths.values())) > 1:
+        raise UsageError(
+            f"gpuir.kernel({kind!r}): arrays have different lengths",
+            found=", ".join(f"{name}: {n}" for name, n in lengths.items()),
+            fix="give them the same length; a plain number is used for all",
+        )
+    if not lengths:
+        return dict(given)
+    size = next(iter(lengths.values()))
+
+    def each(value: Any) -> Any:
+        if isinstance(value, tuple):
+            return tuple(map(each, value))  # pyright: ignore[reportUnknownArgumentType]
+        return np.broadcast_to(np.asarray(value, float), (size,)).copy()
+
+    return {name: each(value) if name in needed else value for name, value in given.items()}
+
+
+def _math(kind: str, dtype: str | DType, math: Any, products: bool) -> tuple[DType, DType | None]:
+    """What operands are, and what their products run in where that is not the same."""
+    for name, given in (("dtype", dtype), ("math", math)):
+        if given is not None and not isinstance(given, str | DType):
+            raise refuse(
+                f"gpuir.kernel({kind!r})", name, Kind("a dtype", bool), given, 'dtype="f16"'
+            )
+    by_dtype = dtype in ("tf32", tf32)
+    plain = f32 if by_dtype else dtype_of(dtype)
+    if not (by_dtype or math is not None):
+        return plain, None
+    if not products:
+        raise UsageError(
+            f"gpuir.kernel({kind!r}): tf32 is how products of f32 run, and this has none",
+            fix='dtype="f32"',
+        )
+    if (math is not None and math not in ("tf32", tf32)) or plain not in ROUNDED:
+        raise UsageError(
+            f"gpuir.kernel({kind!r}): products of {plain} cannot run in {math or 'tf32'}",
+            expected='math="tf32" for f32 products, or no math',
+            fix='dtype="f32", math="tf32"' if math in (None, "tf32") else "leave out math=",
+        )
+    return plain, tf32
+
+
+def _full(made: Made, dtype: DType, given: Mapping[str, Any], needed: tuple[str, ...]) -> Work:
+    """The work of a kernel; where an extent is 0, that of a launch that does nothing."""
+    empty: Any = False
+    full = dict(given)
+    for name in given:
+        if name in needed or name == "b":
+            value = given[name]
+            for n in value if isinstance(value, tuple) else (value,):
+                empty = empty | np.less(n, 1)
+            full[name] = _at_least_one(value)
+    work = made(dtype=dtype, **full)
+    if not np.any(empty):
+        return work
+
+    def none(n: Number) -> Number:
+        return np.where(empty, 0.0, n) if np.ndim(empty) else 0.0
+
+    def one(n: Number) -> Number:
+        return np.where(empty, 1.0, n) if np.ndim(empty) else 1.0
+
+    return replace(
+        work,
+        dims=tuple((d, one(n)) for d, n in work.dims),
+        operands=tuple(replace(o, nbytes=one(o.nbytes)) for o in work.operands),
+        flops=none(work.flops),
+        products=none(work.products),
+        lane_ops=none(work.lane_ops),
+        simd_ops=none(work.simd_ops),
+    )
+
+
+def _at_least_one(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return tuple(map(_at_least_one, value))  # pyright: ignore[reportUnknownArgumentType]
+    return np.maximum(value, 1.0) if np.ndim(value) else max(value, 1)
+
+
+def _one_of(kind: str, name: str, value: str, known: Sequence[str]) -> str:
+    if value not in known:
+        raise UsageError(
+            f"gpuir.kernel({kind!r}): no {name} {value!r}",
+            expected=", ".join(x or '""' for x in known),
+            fix=nearest(value, [x for x in known if x]),
+        )
+    return value
+
+
+def _check_parts(kind: str, of: str, whole: Number, parts: str, by: Number, divides: bool) -> None:
+    """UsageError where there are fewer of one thing than of another, or not a multiple."""
+    wrong = np.less(whole, by) | (np.not_equal(np.mod(whole, by), 0) if divides else False)
+    if np.any(wrong):
+        raise UsageError(
+            f"gpuir.kernel({kind!r}): {of} and {parts} do not fit",
+            expected=f"{of} is {f'a multiple of {parts}' if divides else f'at least {parts}'}",
+            found=f"{of}={whole}, {parts}={by}",
+            fix=f"change {parts}=",
+        )
 
 
 # ---------------------------------------------------------------------------- kinds
@@ -152,54 +371,100 @@ def _gemm(
     dtype: DType,
     b: Number = 1,
     layout: str = "nn",
-    epilogue: Sequence[str] = (),
+    weight: DType | None = None,
+    out: DType | None = None,
+    epilogue: tuple[str, ...] = (),
     scales: str = "",
-    **dtypes: str | DType,
+    group: Number = 0,
+    math: None = None,
 ) -> Work:
-    if layout not in ("nn", "nt", "tn", "tt"):
-        raise UsageError(f"no layout {layout!r}", expected="nn, nt, tn or tt")
-    kind = _scaled(scales)
-    fns = [fn for fn in epilogue if fn != "bias"]
-    for fn in fns:
-        if fn not in SCALARS:
-            raise UsageError(f"no epilogue {fn!r}", fix=nearest(fn, [*SCALARS, "bias"]))
-    found = sized.gemm(
-        m,
-        n,
-        k,
-        dtype,
-        b=b,
-        bias="bias" in epilogue,
-        **{name: dtype_of(d) for name, d in dtypes.items()},
-    )
-    ops = b * m * n * sum(lane_ops(fn, dtype) for fn in fns)
+    _one_of("gemm", "layout", layout, ("nn", "nt", "tn", "tt"))
+    found = sized.gemm(m, n, k, dtype, b=b, weight=weight, out=out, bias="bias" in epilogue)
+    found = _finished(found, "gemm", epilogue, b * m * n)
     operands = list(found.operands)
     for i, letter in enumerate(layout):
         if letter == "t":
             batch, outer, inner = operands[i].dims
             operands[i] = replace(operands[i], dims=(batch, inner, outer))
-    return replace(
-        found,
-        operands=tuple(operands),
-        lane_ops=found.lane_ops + ops,
-        flops=found.flops + ops,
-        kind=kind,
-    )
+    if np.any(np.greater(group, 0)):
+        each = np.where(np.greater(group, 0), SCALE_BYTES / np.maximum(group, 1), 0.0) + 0.0
+        scale = each if np.ndim(each) else float(each)
+        operands.insert(2, Operand(("b", "k", "n"), scale, b * n * k * scale, "staged"))
+    return replace(found, operands=tuple(operands), kind=_scaled("gemm", scales, ("row", "block")))
 
 
-def _scaled(scales: str) -> str:
+SCALE_BYTES = 2.0  # of a scale that cells of a weight share: f16 (GPTQ, AWQ, ONNX MatMulNBits)
+
+
+def _finished(found: Work, kind: str, epilogue: tuple[str, ...], cells: Number) -> Work:
+    """A product with functions of its result."""
+    fns = [fn for fn in epilogue if fn != "bias"]
+    for fn in fns:
+        if fn not in SCALARS:
+            raise UsageError(
+                f"gpuir.kernel({kind!r}): no epilogue {fn!r}", fix=nearest(fn, [*SCALARS, "bias"])
+            )
+    ops = cells * sum(lane_ops(fn, found.dtype) for fn in fns)
+    return replace(found, lane_ops=found.lane_ops + ops, flops=found.flops + ops)
+
+
+def _scaled(kind: str, scales: str, known: tuple[str, ...]) -> str:
     """What a product whose operands have scales is called."""
-    if scales not in ("", "row", "block"):
-        raise UsageError(f"no scales {scales!r}", expected='"", "row" or "block"')
+    _one_of(kind, "scales", scales, ("", *known))
     return f"{scales} scales" if scales else ""
 
 
-def _conv(*, dtype: DType, **extents: Any) -> Work:
-    batch, channels, size, filters, window = (
-        extents.pop(e) for e in ("batch", "channels", "size", "filters", "window")
-    )
-    size, window = ((n, n) if isinstance(n, int) else n for n in (size, window))
-    return sized.conv(batch, channels, size, filters, window, dtype, **extents)
+def _conv(
+    *,
+    batch: Number,
+    channels: Number,
+    size: Number | tuple[Number, ...],
+    filters: Number,
+    window: Number | tuple[Number, ...],
+    dtype: DType,
+    stride: Number = 1,
+    dilation: Number = 1,
+    padding: Number = 0,
+    groups: Number = 1,
+    transposed: bool = False,
+    epilogue: tuple[str, ...] = (),
+    library: str = "",
+    math: None = None,
+) -> Work:
+    _one_of("conv", "library", library, CONV_LIBRARIES)
+    axes = max((len(x) for x in (size, window) if isinstance(x, tuple)), default=2)
+    sizes, windows = (x if isinstance(x, tuple) else (x,) * axes for x in (size, window))
+    if len(sizes) != len(windows):
+        raise UsageError(
+            "gpuir.kernel('conv'): size and window have different numbers of axes",
+            found=f"size={size}, window={window}",
+            fix="give both as many numbers, or one for all axes",
+        )
+    for of, parted in (("channels", channels), ("filters", filters)):
+        _check_parts("conv", of, parted, "groups", groups, True)
+    if not transposed:
+        for n, taps in zip(sizes, windows, strict=True):
+            padded, reach = n + 2 * padding, dilation * (taps - 1) + 1
+            _check_parts("conv", "size with its padding", padded, "window", reach, False)
+    found = sized.conv(
+        batch, channels, sizes, filters, windows, dtype, stride=stride, dilation=dilation,
+        padding=padding, groups=groups, transposed=transposed,
+    )  # fmt: skip
+    cells = found.operands[-1].nbytes / found.operands[-1].cell_bytes
+    found = _finished(found, "conv", epilogue, cells)
+    if "bias" in epilogue:
+        cell = dtype.bits / 8
+        bias = Operand(("n",), cell, filters * cell, "streamed")
+        found = replace(
+            found,
+            operands=(*found.operands[:-1], bias, found.operands[-1]),
+            lane_ops=found.lane_ops + cells,
+            flops=found.flops + cells,
+        )
+    return replace(found, detail=replace(found.detail_as(ConvShape), library=library))
+
+
+FLASH_HEAD = 256  # cells: wider heads neither FlashAttention nor cuDNN takes (`cost.work.Heads`)
 
 
 def _attention(
@@ -210,23 +475,61 @@ def _attention(
     keys: Number,
     head: Number,
     dtype: DType,
-    **more: Any,
+    value: Number | None = None,
+    kv_heads: Number | None = None,
+    causal: bool = False,
+    window: Number = 0,
+    cache: DType | None = None,
+    out: DType | None = None,
+    shared: bool = False,
+    append: bool = False,
+    paged: bool = False,
+    library: str = "",
+    math: None = None,
 ) -> Work:
-    return sized.attention(batch, heads, queries, keys, head, dtype, **more)
+    _one_of("attention", "library", library, LIBRARIES)
+    if kv_heads is not None:
+        _check_parts("attention", "heads", heads, "kv_heads", kv_heads, True)
+    sdpa = library == "sdpa"
+    found = sized.attention(
+        batch, heads, queries, keys, head, dtype, value=value, kv_heads=kv_heads, causal=causal,
+        window=window, kv_dtype=cache, out=out, shared=shared, append=append, paged=paged,
+        stack="" if sdpa else library,
+    )  # fmt: skip
+    if not sdpa:
+        return found
+    widest = np.max(np.maximum(head, head if value is None else value))
+    apart = value is not None and bool(np.any(np.not_equal(head, value)))
+    past = causal and bool(np.any(np.not_equal(queries, keys) & np.greater(queries, 1)))
+    masked = bool(np.any(np.greater(window, 0))) or past
+    call = "wide sdpa" if widest > FLASH_HEAD else "odd sdpa" if masked or apart else "sdpa"
+    detail = replace(found.detail_as(Heads), call=call)
+    return replace(found, detail=detail, density=1.0 if masked else found.density)
 
 
-def _rows(*, rows: Number, columns: Number, dtype: DType, of: str = "softmax") -> Work:
-    if of not in ("softmax", "norm", "rms", "sum"):
-        raise UsageError(
-            f"the kind of rows is unknown: {of!r}", expected="softmax, norm, rms or sum"
-        )
-    return sized.rows(rows, columns, dtype, of)
+def _rows(
+    *, rows: Number, columns: Number, dtype: DType, of: str = "softmax", parameters: int = 0
+) -> Work:
+    _one_of("rows", "of", of, ("softmax", "norm", "rms", "sum", "scan"))
+    return sized.rows(rows, columns, dtype, of, parameters=parameters)
 
 
-def _map(*, cells: Number, dtype: DType, inputs: int = 1, fn: str = "add") -> Work:
+def _map(
+    *,
+    cells: Number,
+    dtype: DType,
+    inputs: int = 1,
+    fn: str = "add",
+    out: DType | None = None,
+    of: str = "",
+) -> Work:
     if fn not in SCALARS:
-        raise UsageError(f"no function {fn!r}", fix=nearest(fn, SCALARS))
-    return sized.mapped(fn, cells, [dtype] * inputs, dtype)
+        raise UsageError(f"gpuir.kernel('map'): no function {fn!r}", fix=nearest(fn, SCALARS))
+    _one_of("map", "of", of, ("", "copy", "transpose", "quantise"))
+    reads = [dtype] * inputs
+    if not of:
+        return sized.mapped(fn, cells, reads, out or dtype)
+    return sized.pointwise(cells, reads, (out or dtype,), ops=lane_ops(fn, dtype), kind=of)
 
 
 def _experts(
@@ -237,11 +540,24 @@ def _experts(
     topk: Number,
     experts: Number,
     dtype: DType,
-    weight: str | DType | None = None,
-    **more: Any,
+    weight: DType | None = None,
+    gated: bool = True,
+    skew: Number = 0.0,
+    ranks: Number = 1,
+    shards: Number = 1,
+    scales: str = "",
+    library: str = "cutlass",
+    math: None = None,
 ) -> Work:
-    stored = None if weight is None else dtype_of(weight)
-    return routing.mixture(tokens, hidden, inter, topk, experts, dtype, weight=stored, **more)
+    _one_of("experts", "library", library, tuple(LAUNCHES))
+    _one_of("experts", "scales", scales, ("", "block"))
+    _check_parts("experts", "experts", experts, "topk", topk, False)
+    _check_parts("experts", "experts", experts, "ranks", ranks, True)
+    _check_parts("experts", "inter", inter, "shards", shards, True)
+    return routing.mixture(
+        tokens, hidden, inter, topk, experts, dtype, weight=weight, gated=gated, skew=skew,
+        ranks=ranks, shards=shards, block=scales == "block", stack=library,
+    )  # fmt: skip
 
 
 def _grouped(
@@ -251,11 +567,12 @@ def _grouped(
     k: Number,
     groups: Number,
     dtype: DType,
+    weight: DType | None = None,
+    out: DType | None = None,
     scales: str = "",
-    **dtypes: str | DType,
+    math: None = None,
 ) -> Work:
-    named: dict[str, Any] = {name: dtype_of(d) for name, d in dtypes.items()}
-    found = sized.gemm(rows / groups, n, k, dtype, b=groups, **named)
+    found = sized.gemm(rows / groups, n, k, dtype, b=groups, weight=weight, out=out)
     active = 1 - np.exp(-rows / groups)
     operands = list(found.operands)
     operands[1] = replace(operands[1], nbytes=operands[1].nbytes * active)
@@ -263,41 +580,54 @@ def _grouped(
         found,
         operands=tuple(operands),
         detail=Grouped(active),
-        kind=_scaled(scales),
+        kind=_scaled("grouped", scales, ("row", "block")),
     )
 
 
+def _gather(*, rows: Number, width: Number, table: Number, dtype: DType, bag: Number = 1) -> Work:
+    return sized.gather(rows, width, dtype, table, bag=bag)
+
+
+def _topk(*, rows: Number, columns: Number, k: Number, dtype: DType) -> Work:
+    _check_parts("topk", "columns", columns, "k", k, False)
+    return sized.top_k(rows, columns, k, dtype)
+
+
 Made = Callable[..., Work]
-KINDS: Mapping[str, tuple[Made, tuple[str, ...], tuple[str, ...]]] = {
-    "gemm": (
-        _gemm,
-        ("m", "n", "k"),
-        ("b", "layout", "weight", "out", "math", "epilogue", "scales"),
-    ),
-    "conv": (
-        _conv,
-        ("batch", "channels", "size", "filters", "window"),
-        ("stride", "dilation", "padding", "groups"),
-    ),
-    "attention": (
-        _attention,
-        ("batch", "heads", "queries", "keys", "head"),
-        ("value", "kv_heads", "causal", "window"),
-    ),
-    "rows": (_rows, ("rows", "columns"), ("of",)),
-    "map": (_map, ("cells",), ("inputs", "fn")),
-    "experts": (
-        _experts,
-        ("tokens", "hidden", "inter", "topk", "experts"),
-        ("weight", "gated", "skew"),
-    ),
-    "grouped": (_grouped, ("rows", "n", "k", "groups"), ("weight", "out", "scales")),
+KINDS: Mapping[str, Made] = {
+    "gemm": _gemm,
+    "conv": _conv,
+    "attention": _attention,
+    "rows": _rows,
+    "map": _map,
+    "experts": _experts,
+    "grouped": _grouped,
+    "gather": _gather,
+    "topk": _topk,
 }
+
+
+def parameters_of(made: Made) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The extents that a kind needs, and what may be said besides."""
+    known = {n: p for n, p in signature(made).parameters.items() if n != "dtype"}
+    needed = tuple(n for n, p in known.items() if p.default is Parameter.empty)
+    return needed, tuple(n for n in known if n not in needed)
 
 
 # ---------------------------------------------------------------------------- of one's own
 
 
+@takes(
+    name=TEXT,
+    dims=named(Kind("the extent of a loop", lambda n: True)),
+    reads=many(many(TEXT)),
+    writes=many(many(TEXT)),
+    reduced=many(TEXT),
+    ops=real(),
+    products=FLAG,
+    kept=many(whole()),
+    dtypes=named(Kind("a dtype", lambda d: isinstance(d, str | DType)), whole()),
+)
 def nest(
     name: str,
     dims: Mapping[str, Number],
@@ -306,7 +636,7 @@ def nest(
     writes: Sequence[tuple[str, ...]],
     reduced: Sequence[str] = (),
     dtype: str | DType = "f32",
-    ops: float = 1.0,
+    ops: float | None = None,
     products: bool = False,
     kept: Sequence[int] = (),
     dtypes: Mapping[int, str | DType] | None = None,
@@ -316,11 +646,33 @@ def nest(
     `dims` are its loops with their extents, outermost first. Each operand is a tuple of its axes,
     outermost in memory first; an axis is a loop, or a sum of loops with steps: a stencil reads
     `("y+i", "x+j")`, a dilated one `("y+2i", "x+2j")`. `reduced` loops are summed over. Each point
-    of the nest takes `ops` instructions of the lanes (a multiply-add is one), or, for `products`,
-    a multiply-add of the matrix units. `kept` are the reads that lie in constant memory; `dtypes`
-    is by operand, reads first, where it is not `dtype`.
+    of the nest takes `ops` instructions of the lanes (a multiply-add is one, which it is by
+    default). With `products` it takes a multiply-add of the matrix units, where the target has them
+    for `dtype`, and `ops` besides (none by default): the nest is then a product of two reads, whose
+    rows are loops of the first alone, columns loops of the second alone. `kept` are the reads that
+    lie in constant memory; `dtypes` is by operand, reads first, where it is not `dtype`.
     """
-    plain = dtype_of(dtype)
+    where = f"nest {name!r}"
+    extents = {d: _numbers(where, d, n, 1) for d, n in dims.items()}
+    plain, math = _math(name, dtype, None, products)
+    for d in reduced:
+        if d not in extents:
+            raise UsageError(
+                f"{where} has no loop {d!r} to sum over",
+                expected=", ".join(extents),
+                fix=nearest(d, extents),
+            )
+    count = len(reads) + len(writes)
+    for what, places, most in (("kept", kept, len(reads)), ("dtypes", dtypes or {}, count)):
+        for i in places:
+            if i >= most:
+                raise UsageError(
+                    f"{where}: {what} names the operand {i}",
+                    expected=f"0 to {most - 1}" if most else "no operands",
+                    fix="operands are counted from 0, reads first",
+                )
+    if not writes:
+        raise UsageError(f"{where} writes nothing", fix='writes=[("y", "x")]: the axes of a result')
     operands: list[Operand] = []
     for i, (axes, staging) in enumerate(
         [*((a, "staged") for a in reads), *((a, "written") for a in writes)]
@@ -328,24 +680,31 @@ def nest(
         cell = dtype_of((dtypes or {}).get(i, plain)).bits / 8
         cells: Number = 1.0
         for axis in axes:
-            cells = cells * sized.reach(axis, dims, name)
+            cells = cells * sized.reach(axis, extents, name)
         how: Staging = "kept" if i in kept else staging  # pyright: ignore[reportAssignmentType]
         operands.append(Operand(tuple(axes), cell, cells * cell, how))
     points: Number = 1.0
-    for extent in dims.values():
+    for extent in extents.values():
         points = points * extent
-    return Kernel(
-        name,
-        Work(
-            kernel="nest",
-            dims=tuple(dims.items()),
-            reduced=tuple(reduced),
-            operands=tuple(operands),
-            flops=(2.0 if products else 1.0) * points * ops,
-            products=2.0 * points if products else 0.0,
-            lane_ops=0.0 if products else points * ops,
-            dtype=plain,
-            pipe="tensor" if products else "vector",
-            kind=name,
-        ),
+    each = ops if ops is not None else 0.0 if products else 1.0
+    work = Work(
+        kernel="nest",
+        dims=tuple(extents.items()),
+        reduced=tuple(reduced),
+        operands=tuple(operands),
+        flops=(2.0 * products + each) * points,
+        products=2.0 * points if products else 0.0,
+        lane_ops=points * each,
+        dtype=plain,
+        pipe="tensor" if products else "vector",
+        kind=name,
+        math=math,
     )
+    if products and roles_of(work) is None:
+        raise UsageError(
+            f"{where} is no product, which is all that matrix units compute",
+            expected="two reads with a reduced loop, each with a loop that the other has not",
+            found=f"reads={list(reads)}, reduced={list(reduced)}",
+            fix="leave out products=True, or describe the two operands that are multiplied",
+        )
+    return Kernel(name, work)

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from math import isfinite
 from typing import Any
 
 import numpy as np
@@ -19,12 +20,13 @@ import numpy as np
 from gpuir.cost import local
 from gpuir.cost.nest import PARTS, PLAIN, Tiles
 from gpuir.cost.work import Work
+from gpuir.ir.door import NUMBER, holds, many, of_type, takes
 from gpuir.ir.errors import UsageError
-from gpuir.ir.notes import Tile
+from gpuir.ir.notes import TILE, Tile
 from gpuir.targets.target import Target
-from gpuir.tune.kernels import Kernel
+from gpuir.tune.kernels import KERNEL, TARGET, Kernel
 from gpuir.tune.legal import check
-from gpuir.tune.space import Predictions, device_of, predict, ranked
+from gpuir.tune.space import TILES, Predictions, device_of, predict, ranked
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
 
@@ -35,7 +37,7 @@ TAIL = 1.2816  # standard deviations between which 80 % of a normal distribution
 # errors of `generated@1` there the narrow part is the largest. That of kinds is assumed.
 COMMON, KIND, WIDE, NARROW, ALONE = 0.10, 0.10, 0.15, 0.50, 0.15
 WIDE_REACH, NARROW_REACH = 8.0, 1.5  # in doublings of a tile's numbers; of a kernel's, twice that
-KERNEL = 0.5
+KERNEL_REACH = 0.5
 # How many measurements the predictor's own interval counts for, where they tell how far off it is.
 PRIOR = 4.0
 
@@ -65,6 +67,7 @@ class Observation:
         return Observation(kind, tuple(columns.items()), tile, error, deviation(*interval_s))
 
 
+@holds(target=of_type(Target, "a target", "gpuir.load_target('a100')"))
 @dataclass(frozen=True)
 class Observed:
     """Predictions for one target, corrected by measurements of tiles there.
@@ -79,12 +82,13 @@ class Observed:
     def __repr__(self) -> str:
         return f"<Observed on {self.target.name}: {len(self.seen):,} measurements>"
 
+    @takes(kernel=KERNEL, tile=TILE, seconds=NUMBER)
     def observe(self, kernel: Kernel, tile: Tile, seconds: float) -> Observed:
         """The model that also knows what a tile of a kernel was measured to take.
 
         UsageError for no positive time, and for a tile that the target cannot run.
         """
-        if not (np.isfinite(seconds) and seconds > 0):
+        if not (isfinite(seconds) and seconds > 0):
             raise UsageError(
                 f"a measurement of {kernel.name} is not a valid time",
                 expected="seconds, above 0",
@@ -96,10 +100,12 @@ class Observed:
         kind, columns = local.label(kernel.work), _columns(kernel.work)
         return self.learn(Observation.of(kind, columns, tile, seconds, x.time_s, x.interval_s))
 
+    @takes(more=many(of_type(Observation, "an observation")))
     def learn(self, *more: Observation) -> Observed:
         """The model that also knows these."""
         return replace(self, seen=(*self.seen, *more))
 
+    @takes(kernel=KERNEL, tiles=TILES, target=TARGET)
     def predict(
         self, kernel: Kernel, tiles: Tiles | None = None, target: str | Target = ""
     ) -> Predictions:
@@ -210,7 +216,7 @@ def _places(columns: Mapping[str, float], tiles: Tiles, count: int) -> dict[str,
     numbers |= {name: getattr(tiles, name) for name in PLAIN}
     numbers |= {f"{p} {of}": 1.0 + n for p in PARTS for of, n in getattr(tiles, p).items()}
     found = {name: np.log2(np.maximum(n, 1.0)) for name, n in numbers.items()}
-    found |= {f"kernel {c}": KERNEL * np.log2(np.maximum(n, 1.0)) for c, n in columns.items()}
+    found |= {f"kernel {c}": KERNEL_REACH * np.log2(np.maximum(n, 1.0)) for c, n in columns.items()}
     return {name: np.broadcast_to(n, (count,)) for name, n in found.items()}
 
 

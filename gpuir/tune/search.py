@@ -19,10 +19,11 @@ from gpuir.cost.generated.legal import is_legal
 from gpuir.cost.nest import Tiles
 from gpuir.cost.sheet import Number
 from gpuir.cost.work import Work
+from gpuir.ir.door import CALLED, FLAG, TEXT, takes, whole
 from gpuir.ir.errors import UsageError, nearest
 from gpuir.ir.notes import Tile
 from gpuir.targets.target import Target
-from gpuir.tune.kernels import Kernel
+from gpuir.tune.kernels import KERNEL, TARGET, Kernel
 from gpuir.tune.space import (
     Predict,
     Predictions,
@@ -62,6 +63,7 @@ class Ranking:
 Search = Callable[[Kernel, Tiles, int, Predict], tuple[Places, Predictions]]
 
 
+@takes(kernel=KERNEL, target=TARGET, by=TEXT, tries=whole(1), wide=FLAG, predict=CALLED)
 def search(
     kernel: Kernel,
     target: str | Target = "",
@@ -85,7 +87,7 @@ def search(
     if not fitting:
         return Ranking((), name, 0, 0, count)
     find, usually = SEARCHES[name]
-    places, found = find(kernel, space, min(tries or usually, fitting), predict)
+    places, found = find(kernel, space, min(usually if tries is None else tries, fitting), predict)
     best = [
         Ranked(
             plain(kernel.work, tile_at(space, int(places[i]))),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any
@@ -15,12 +15,38 @@ from gpuir.cost.generated.legal import Legal, is_legal, joined
 from gpuir.cost.nest import PARTS, PLAIN, Tiles
 from gpuir.cost.sheet import Number
 from gpuir.cost.work import Work
-from gpuir.ir.errors import UsageError
-from gpuir.ir.notes import Tile
+from gpuir.ir.door import Kind, takes, whole
+from gpuir.ir.errors import UsageError, nearest
+from gpuir.ir.notes import BY_DIMENSION, Tile
 from gpuir.targets.load import load_target
 from gpuir.targets.target import Target
-from gpuir.tune.kernels import Kernel
+from gpuir.tune.kernels import KERNEL, TARGET, Kernel, own_tile
 
+
+def _are_tiles(x: Any) -> bool:
+    """Whether all of them are finite numbers, or arrays of them, under names or places."""
+    if not isinstance(x, Tiles):
+        return False
+    by_name = (x.dims, *(getattr(x, part) for part in PARTS))
+    if not all(isinstance(part, Mapping) for part in by_name):
+        return False
+    numbers = [n for part in by_name for n in part.values()]
+    return all(map(_is_number, (*numbers, *(getattr(x, name) for name in PLAIN))))
+
+
+def _is_number(n: Any) -> bool:
+    if isinstance(n, list | tuple):  # which formulas would multiply
+        return False
+    found = np.asarray(n)
+    plain = found.dtype.kind in "biuf" and found.ndim <= 1 and found.size > 0
+    return plain and bool(np.all(np.isfinite(found)))
+
+
+TILES = Kind(
+    "tiles, whose numbers are finite, each one or an array",
+    _are_tiles,
+    "gpuir.Tiles({'m': 128.0, 'n': 128.0, 'k': 64.0}, stages=3.0)",
+)
 Floats = np.ndarray[Any, np.dtype[np.float64]]
 
 
@@ -52,20 +78,32 @@ class Predictions:
         return np.argsort(self.time_s, kind="stable")
 
 
+@takes(kernel=KERNEL, tiles=TILES, target=TARGET)
 def predict(kernel: Kernel, tiles: Tiles | None = None, target: str | Target = "") -> Predictions:
     """Seconds of many kernels, many tiles, or pairs of them: numbers are arrays of one length, or
     the same for all.
 
-    With `tiles` they are generated kernels, without the library's own. `target` may be left out
+    With `tiles` they are generated kernels, without the library's own; nests, which no library has,
+    without `tiles` those under the fastest of their candidates. `target` may be left out
     where the kernel was made for one. Safe to call from several threads.
     """
     device = device_of(kernel, target)
+    if tiles is None and kernel.work.kernel == "nest":
+        return _own(kernel, device)
     if tiles is None:
         found = library.predict(kernel.work, device)
         count = len(found.time_s)
         return Predictions(
             found.time_s, found.low_s, found.high_s, Legal(np.ones(count, bool), (), device)
         )
+    for d in (*tiles.dims, *(d for part in BY_DIMENSION for d in getattr(tiles, part))):
+        if d not in kernel.work.extents:
+            raise UsageError(
+                f"the tiles have a dimension that {kernel.name} does not have",
+                expected=", ".join(kernel.work.extents),
+                found=d,
+                fix=nearest(str(d), kernel.work.extents),
+            )
     count = size(kernel.work, tiles)
     part = partial(_part, kernel.work, tiles, device)
     parts = library.in_parts(part, count)
@@ -73,6 +111,20 @@ def predict(kernel: Kernel, tiles: Tiles | None = None, target: str | Target = "
     time_s = np.where(fits.ok, np.concatenate([t for t, _ in parts]), np.inf)
     low_s, high_s = generated.interval(kernel.work, device, time_s)
     return Predictions(time_s, low_s, high_s, fits)
+
+
+def _own(kernel: Kernel, target: Target) -> Predictions:
+    """Seconds of nests, which no library has, each under the fastest of its candidates."""
+    count = size(kernel.work, Tiles({}))
+    each = [kernel.work.take(i) for i in range(count)]
+    found = [
+        predict(one, Tiles.of(own_tile(one, target), one.work), target)
+        for one in (replace(kernel, work=work) for work in each)
+    ]
+    time_s, low_s, high_s = (
+        np.concatenate([getattr(x, name) for x in found]) for name in ("time_s", "low_s", "high_s")
+    )
+    return Predictions(time_s, low_s, high_s, joined([x.legal for x in found]))
 
 
 def _part(work: Work, tiles: Tiles, target: Target, rows: slice) -> tuple[Floats, Legal]:
@@ -123,6 +175,7 @@ def size(work: Work, tiles: Tiles) -> int:
     return counts.pop() if counts else 1
 
 
+@takes(kernel=KERNEL, target=TARGET)
 def candidates(kernel: Kernel, target: str | Target = "") -> Tiles:
     """The legal tiles worth trying for one kernel, as arrays."""
     device = device_of(kernel, target)
@@ -163,6 +216,7 @@ def ranked(
     return Ranked(tile, float(found.time_s[0]), interval_s)
 
 
+@takes(kernel=KERNEL, target=TARGET, count=whole(1))
 def heuristics(kernel: Kernel, target: str | Target = "", count: int = 8) -> list[Ranked]:
     """The `count` configurations that are predicted to be fastest, the fastest first."""
     device = device_of(kernel, target)

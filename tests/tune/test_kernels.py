@@ -20,6 +20,8 @@ EXTENTS = {
     "map": {"cells": 1 << 20},
     "experts": {"tokens": 64, "hidden": 1024, "inter": 512, "topk": 2, "experts": 8},
     "grouped": {"rows": 512, "n": 1024, "k": 1024, "groups": 8},
+    "gather": {"rows": 4096, "width": 128, "table": 100_000},
+    "topk": {"rows": 64, "columns": 4096, "k": 8},
 }
 
 

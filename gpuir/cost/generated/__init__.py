@@ -32,6 +32,7 @@ from gpuir.cost.generated.parts import Counts, power_of_two, sizes_of
 from gpuir.cost.learned import Net
 from gpuir.cost.legal import Need
 from gpuir.cost.nest import Tiles, copies_asynchronously, runs_on_tensor
+from gpuir.cost.products import costed_as, is_product, names_in
 from gpuir.cost.sheet import Factor, Number, Sheet
 from gpuir.cost.work import Work
 from gpuir.ir.notes import Bound, Cost, Tile
@@ -63,6 +64,8 @@ def kind_of(work: Work, tiles: Tiles, target: Target) -> Kind:
     """Which formulas describe a kernel under a tile; "other" has the library's alone."""
     if target.is_cpu:
         return "other"
+    if not tiles.threads and is_product(work, target):
+        return "matrix"
     if tiles.threads or work.kernel == "nest":
         return "lanes"
     if work.kernel in ("k.gemm", "k.conv", "k.attention", "k.experts"):
@@ -121,8 +124,14 @@ def stands_for(target: Target) -> Target:
     return _of_isa(target.isa) or target
 
 
+def written(work: Work, tiles: Tiles, target: Target) -> tuple[Work, Tiles]:
+    """A kernel and its tiles as the formulas have them: a nest on the matrix units is a product."""
+    return (work, tiles) if tiles.threads else costed_as(work, tiles, target)
+
+
 def counts(work: Work, tiles: Tiles, target: Target) -> Counts | None:
     """What blocks do under tiles; None where the library's formulas are all there is."""
+    work, tiles = written(work, tiles, target)
     match kind_of(work, tiles, target):
         case "matrix":
             return matrix.count(work, tiles, target)
@@ -152,14 +161,14 @@ def seconds(
     rates = listed or target
     kind = KINDS[type(counted)]
     p = s.factors(f"generated {kind}", FACTORS[kind], rates, given.factors[kind])
-    written = counted if listed is None else counted.on(s)
-    match written:
+    shown = counted if listed is None else counted.on(s)
+    match shown:
         case lanes.Nested():
-            return lanes.seconds(s, written, rates, p)
+            return lanes.seconds(s, shown, rates, p)
         case rows.Streams():
-            return rows.seconds(s, written, rates, p)
+            return rows.seconds(s, shown, rates, p)
         case matrix.Blocks():
-            terms = matrix.seconds(s, written, work, rates, p)
+            terms = matrix.seconds(s, shown, work, rates, p)
         case _:
             raise TypeError(f"no formulas for {type(counted).__name__}")
     if given.net is None or work.kernel == "k.attention":
@@ -179,13 +188,14 @@ def laid(work: Work, tiles: Tiles, target: Target) -> Tiles:
         return tiles
     sizes = {d: np.asarray(n, float) for d, n in sizes_of(work, tiles).items()}
     all_threads = np.asarray(tiles.warps, float) * target.sm.warp
-    grid = [d for d in work.grid if np.any(sizes[d] > 1)] or list(work.grid[-1:])
+    grid = [d for d in work.grid if np.any(np.greater(work.extents[d], 1))] or work.grid[-1:]
     near = grid[-1]
     threads: dict[str, Number] = {}
-    square = np.sqrt(all_threads * sizes[near] / (sizes[grid[-2]] if len(grid) > 1 else 1.0))
-    square = power_of_two(square)
+    before = sizes[grid[-2]] if len(grid) > 1 else np.asarray(1.0)
+    square = power_of_two(np.sqrt(all_threads * sizes[near] / before))
     most = np.maximum(sizes[near] / VECTOR, 1.0)
-    threads[near] = np.minimum(np.minimum(square if len(grid) > 1 else most, most), all_threads)
+    along = np.where(before > 1, np.minimum(square, most), most)  # alone, as many as it takes
+    threads[near] = np.minimum(along, all_threads)
     left: Number = all_threads / threads[near]
     for d in reversed(grid[:-1]):
         threads[d] = np.maximum(np.minimum(sizes[d], left), 1.0)
@@ -206,6 +216,7 @@ def estimate(
 ) -> library.Estimate:
     """Seconds of `work` generated with `tiles`: the larger of compute and memory, plus latency.
     `counted` is what `counts` gave for them, where that is known."""
+    work, tiles = written(work, tiles, target)
     counted = counted or counts(work, tiles, target)
     if counted is None:
         return library.estimate(work, tiles, listed or target, s=s)
@@ -232,7 +243,9 @@ def needs(
 ) -> tuple[Need, ...]:
     """What tiles ask of the target, and of the kernel: registers are not among it, since a compiler
     spills what does not fit. `counted` is what `counts` gave, where that is known."""
-    kind, sm = kind_of(work, tiles, target), target.sm
+    given, sm = work, target.sm
+    work, tiles = written(work, tiles, target)
+    kind = kind_of(work, tiles, target)
     if kind == "other":
         return ()
     sizes = sizes_of(work, tiles)
@@ -256,13 +269,14 @@ def needs(
         assert isinstance(blocks, matrix.Blocks)
         smem = blocks.smem_bytes
         down, across, deep = matrix.names(work)
-        rule(f"{down} in steps of 16", sizes[down] % 16, 0.0, "rows over")
-        rule(f"{across} in steps of 8", sizes[across] % 8, 0.0, "columns over")
+        called = names_in(given, work)
+        rule(f"{called[down]} in steps of 16", sizes[down] % 16, 0.0, "rows over")
+        rule(f"{called[across]} in steps of 8", sizes[across] % 8, 0.0, "columns over")
         if work.kernel == "k.attention":
-            rule(f"{deep} in steps of 16", sizes[deep] % 16, 0.0, "columns over")
+            rule(f"{called[deep]} in steps of 16", sizes[deep] % 16, 0.0, "columns over")
         else:
             chunk = sizes[deep] * work.dtype.bits / 8 % 32
-            rule(f"{deep} in steps of 32 bytes", chunk, 0.0, "bytes over")
+            rule(f"{called[deep]} in steps of 32 bytes", chunk, 0.0, "bytes over")
     else:
         smem = 4.0 * np.asarray(tiles.warps, float)
         rule("stages (this kernel has no operands to stage)", tiles.stages, 1.0, "deep")

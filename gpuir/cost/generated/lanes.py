@@ -207,6 +207,8 @@ def count(work: Work, tiles: Tiles, target: Target) -> Nested:
     window = product(cut.sizes[d] for d in window_of(work))
     unroll = where(np.asarray(tiles.unroll) > 1, tiles.unroll, UNROLLED)
     ops = work.products / 2 if np.any(work.products) else work.lane_ops
+    if work.kernel == "nest":
+        ops = work.products / 2 + work.lane_ops
     inputs = [(i, o) for i, o in enumerate(work.operands) if o.staging not in ("written", "kept")]
     reads = reduce(Reads.__add__, (reads_of(i, o, cut, blocks) for i, o in inputs), Reads())
     warp = float(target.sm.warp)

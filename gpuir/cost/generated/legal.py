@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from gpuir.cost.generated import needs
+from gpuir.cost.generated import estimate, needs
 from gpuir.cost.generated.parts import Counts
-from gpuir.cost.legal import Need
+from gpuir.cost.legal import Need, candidates
 from gpuir.cost.nest import Tiles
 from gpuir.cost.work import Work
 from gpuir.ir.notes import BY_DIMENSION, BY_OPERAND, Tile
@@ -73,6 +73,21 @@ def is_legal(
             ok &= ~wrong
             broken.append((wrong, need))
     return Legal(ok, tuple(broken), target)
+
+
+def fastest(work: Work, target: Target) -> Tile | None:
+    """Of the candidates of one kernel, the legal one of least time; None where none is legal. It
+    stands for the library's choice where no library has the kernel: a nest."""
+    tiles = candidates(work, target)
+    count = max(np.size(n) for n in (*tiles.dims.values(), tiles.stages, tiles.warps, tiles.split))
+    time_s = np.broadcast_to(estimate(work, tiles, target).time_s, (count,))
+    time_s = np.where(is_legal(work, tiles, target, count).ok, time_s, np.inf)
+    best = int(np.argmin(time_s))
+    if not np.isfinite(time_s[best]):
+        return None
+    one = tiles.each(lambda n: np.broadcast_to(np.asarray(n, float), (count,))[best])
+    dims = tuple((d, int(n)) for d, n in one.dims.items())
+    return Tile(dims, int(one.stages), int(one.warps), int(one.split))
 
 
 def why_illegal(work: Work, tile: Tile, target: Target) -> str:
