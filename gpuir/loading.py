@@ -343,7 +343,7 @@ def _checkpoint(text: str | None) -> dict[str, str | int]:
 def _check_values(options: LoadOptions) -> None:
     """UsageError for what is of another kind than is asked for. One argument becomes a tuple."""
     for name, (fits, what, example) in VALUES.items():
-        given: Any = options.get(name) or {}
+        given: Any = {} if options.get(name) is None else options.get(name)
         named = cast("Mapping[str, Any]", given) if isinstance(given, Mapping) else None
         if named is None or not all(map(fits, named.values())):
             raise UsageError(
@@ -530,12 +530,17 @@ def _load_added(path: str, point: EntryPoint, options: LoadOptions) -> Model:
     return model
 
 
+def _is_given(value: Any) -> bool:
+    """Whether an option says anything; an array, which has no truth value, does."""
+    return hasattr(value, "__array__") or bool(value)
+
+
 def _checked(
     options: LoadOptions, kind: str, where: str, takes: Sequence[str] | None = None
 ) -> dict[str, Any]:
     """The options given; UsageError for one that this kind of model has no use for."""
     takes = TAKES[kind].split() if takes is None else takes
-    given = {name: value for name, value in options.items() if value}
+    given = {name: value for name, value in options.items() if _is_given(value)}
     wrong = [name for name in given if name not in takes]
     if wrong:
         raise UsageError(

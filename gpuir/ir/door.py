@@ -16,6 +16,7 @@ from gpuir.ir.errors import UsageError
 
 P = ParamSpec("P")
 R = TypeVar("R")
+LARGEST = (1 << 63) - 1  # of a whole number of 64 bits
 HUGE = 1 << 1023  # about the largest number of 64 bits (IEEE 754)
 LONGEST = 80  # characters of a value in a message
 
@@ -52,7 +53,8 @@ def is_number(x: Any) -> bool:
 def whole(least: int = 0, most: int | None = None) -> Kind:
     """Whole numbers from `least` on."""
     what = f"a whole number of {least} or more" + (f", at most {most}" if most is not None else "")
-    return Kind(what, lambda x: is_whole(x) and x >= least and (most is None or x <= most))
+    top = LARGEST if most is None else most
+    return Kind(what, lambda x: is_whole(x) and least <= x <= top)
 
 
 def real(least: float = 0.0) -> Kind:
@@ -92,7 +94,7 @@ def named(of: Kind, by: Kind | None = None) -> Kind:
     return Kind(f"a mapping of {keys.what} to {of.what}", holds)
 
 
-WHOLE = Kind("a whole number", is_whole)
+WHOLE = Kind("a whole number", lambda x: is_whole(x) and abs(x) < LARGEST)
 NUMBER = Kind("a number", is_number)
 FLAG = of_type(bool, "True or False")
 TEXT = of_type(str, "a text")

@@ -12,19 +12,22 @@ import numpy as np
 
 from gpuir.cost.nest import PARTS, Tiles
 from gpuir.cost.sheet import Number
+from gpuir.ir.door import CALLED, Kind, named, of_type, takes
 from gpuir.ir.errors import UsageError, nearest
 from gpuir.ir.notes import Schedule
 from gpuir.targets.load import load_target
 from gpuir.targets.target import Target
 from gpuir.tune import space
 from gpuir.tune.correct import differences
-from gpuir.tune.kernels import Kernel
+from gpuir.tune.kernels import KERNEL, TARGET, Kernel
 from gpuir.tune.space import Floats, Predictions
 from gpuir.tune.templates import Template
 
 Ints = np.ndarray[Any, np.dtype[np.int64]]
 Allowed = Callable[[Mapping[str, Ints]], Any]
 
+ANY = Kind("anything", lambda x: True)
+TEMPLATE = of_type(Template, "a template", "gpuir.tune.published.TEMPLATES has some")
 MOST = 1 << 22  # products of parameters that are gone through
 FAILED = 0.5  # above the worst difference in logarithms, what counts for one that did not run
 # What is not legal, or cannot be predicted, counts as so many times the slowest that can.
@@ -149,6 +152,10 @@ class Choices:
         return _choices(self.kernel, self.target, self.names, self.rows[which], tiles)
 
 
+CHOICES = of_type(Choices, "choices", "gpuir.tune.choices.choices(kernel, 'a100')")
+
+
+@takes(template=TEMPLATE, launch=named(ANY), target=TARGET, allowed=CALLED)
 def choices_of(
     template: Template,
     launch: Mapping[str, Any],
@@ -165,7 +172,14 @@ def choices_of(
             expected=f"parameters with at most {MOST:,} combinations of values",
             fix="give fewer values: replace(template, parameters=...)",
         )
-    kernel = template.kernel(launch)
+    try:
+        kernel = template.kernel(launch)
+    except KeyError as error:
+        raise UsageError(
+            f"the launch of {template.name} has no {error}",
+            found=", ".join(map(str, launch)) or "nothing",
+            fix=f"launch={{{error}: ...}}",
+        ) from error
     columns = template.space(kernel, **held)
     names = tuple(columns)
     rows = np.stack(list(columns.values()), axis=1)
@@ -180,6 +194,7 @@ def choices_of(
     return _choices(kernel, target, names, rows, tiles)
 
 
+@takes(kernel=KERNEL, target=TARGET)
 def choices(kernel: Kernel, target: str | Target) -> Choices:
     """What `gpuir.candidates` lists for a kernel, by the names of a tile's parts."""
     tiles = space.candidates(kernel, target)

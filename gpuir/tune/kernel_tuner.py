@@ -18,18 +18,21 @@ from typing import Any
 
 import numpy as np
 
+from gpuir.ir.door import FLAG, NUMBER, TEXT, Kind, many, named, takes, whole
 from gpuir.ir.errors import UsageError
 from gpuir.ir.notes import Schedule
-from gpuir.tune.choices import Choices
+from gpuir.tune.choices import CHOICES, Choices
 
 FAILED = 1e300  # Kernel Tuner gives the largest float for a configuration that does not run
 
 
+@takes(found=CHOICES)
 def parameters(found: Choices) -> dict[str, list[int]]:
     """Kernel Tuner's `tune_params`."""
     return dict(found.parameters)
 
 
+@takes(found=CHOICES)
 def allows(found: Choices) -> Callable[..., bool]:
     """A restriction: whether values of the parameters are one of the configurations."""
 
@@ -42,6 +45,7 @@ def allows(found: Choices) -> Callable[..., bool]:
     return is_allowed
 
 
+@takes(found=CHOICES, share=NUMBER, learns=FLAG, seed=whole())
 def strategy(
     found: Choices, *, share: float = 0.1, learns: bool = True, seed: int | None = None
 ) -> Any:
@@ -88,6 +92,7 @@ def within(found: Choices, names: Sequence[str], rows: Sequence[Sequence[int]]) 
     return found.only(sorted(p for p in places if p is not None))
 
 
+@takes(results=many(named(Kind("anything", lambda x: True))), found=CHOICES, objective=TEXT)
 def best(results: Sequence[Mapping[str, Any]], found: Choices, objective: str = "time") -> Schedule:
     """The fastest of `tune_kernel`'s results, as a schedule."""
     ran = [r for r in results if "__error__" not in r and isinstance(r.get(objective), int | float)]

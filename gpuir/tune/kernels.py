@@ -198,6 +198,7 @@ ONE = ("inputs", "parameters")  # operands, which all kernels in one have in com
 MOST_OPERANDS = 64  # assumed: more is a slip
 TEXTS = ("layout", "scales", "of", "fn", "library")
 NAMED = ("weight", "out", "math", "cache")
+PARTED = ("kv_heads", "groups", "ranks", "shards", "dilation")  # which an extent has to fit
 AXES = ("size", "window")  # of a convolution, where they are extents
 
 
@@ -303,23 +304,24 @@ def _math(kind: str, dtype: str | DType, math: Any, products: bool) -> tuple[DTy
 
 def _full(made: Made, dtype: DType, given: Mapping[str, Any], needed: tuple[str, ...]) -> Work:
     """The work of a kernel; where an extent is 0, that of a launch that does nothing."""
+    extents = {name: given[name] for name in given if name in (*needed, "b")}
     empty: Any = False
-    full = dict(given)
-    for name in given:
-        if name in needed or name == "b":
-            value = given[name]
-            for n in value if isinstance(value, tuple) else (value,):
-                empty = empty | np.less(n, 1)
-            full[name] = _at_least_one(value)
-    work = made(dtype=dtype, **full)
+    for value in extents.values():
+        for n in value if isinstance(value, tuple) else (value,):
+            empty = empty | np.less(n, 1)
     if not np.any(empty):
-        return work
+        return made(dtype=dtype, **given)
+
+    def one(n: Any) -> Any:
+        if isinstance(n, tuple):
+            return tuple(map(one, n))  # pyright: ignore[reportUnknownArgumentType]
+        return np.where(empty, 1.0, n) if np.ndim(empty) else 1.0
+
+    rest = {name: n for name, n in given.items() if np.ndim(empty) or name not in PARTED}
+    work = made(dtype=dtype, **rest | {name: one(n) for name, n in extents.items()})
 
     def none(n: Number) -> Number:
         return np.where(empty, 0.0, n) if np.ndim(empty) else 0.0
-
-    def one(n: Number) -> Number:
-        return np.where(empty, 1.0, n) if np.ndim(empty) else 1.0
 
     return replace(
         work,
@@ -330,12 +332,6 @@ def _full(made: Made, dtype: DType, given: Mapping[str, Any], needed: tuple[str,
         lane_ops=none(work.lane_ops),
         simd_ops=none(work.simd_ops),
     )
-
-
-def _at_least_one(value: Any) -> Any:
-    if isinstance(value, tuple):
-        return tuple(map(_at_least_one, value))  # pyright: ignore[reportUnknownArgumentType]
-    return np.maximum(value, 1.0) if np.ndim(value) else max(value, 1)
 
 
 def _one_of(kind: str, name: str, value: str, known: Sequence[str]) -> str:
@@ -660,7 +656,7 @@ def nest(
             raise UsageError(
                 f"{where} has no loop {d!r} to sum over",
                 expected=", ".join(extents),
-                fix=nearest(d, extents),
+                fix=nearest(d, extents) or f"give its extent: dims={{{d!r}: 128}}",
             )
     count = len(reads) + len(writes)
     for what, places, most in (("kept", kept, len(reads)), ("dtypes", dtypes or {}, count)):

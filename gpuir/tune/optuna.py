@@ -16,10 +16,12 @@ from typing import Any
 
 import numpy as np
 
+from gpuir.ir.door import NUMBER, takes, whole
 from gpuir.ir.errors import UsageError
-from gpuir.tune.choices import Choices
+from gpuir.tune.choices import CHOICES, Choices
 
 
+@takes(found=CHOICES)
 def distributions(found: Choices) -> dict[str, Any]:
     """Optuna's distributions of the parameters, for `study.ask(distributions(found))`. Some of
     their products may be no configuration: `found.find(trial.params)` is then None."""
@@ -27,6 +29,7 @@ def distributions(found: Choices) -> dict[str, Any]:
     return {name: categorical(tuple(values)) for name, values in found.parameters.items()}
 
 
+@takes(found=CHOICES)
 def suggest(trial: Any, found: Choices) -> dict[str, int]:
     """A trial's configuration; the trial is pruned where its parameters make none."""
     values = {n: trial.suggest_categorical(n, v) for n, v in found.parameters.items()}
@@ -35,12 +38,14 @@ def suggest(trial: Any, found: Choices) -> dict[str, int]:
     return values
 
 
+@takes(found=CHOICES, count=whole(1))
 def enqueue(study: Any, found: Choices, count: int = 8) -> None:
     """Has a study of any sampler begin with the configurations that are predicted to be fastest."""
     for place in found.predictions.order[:count].tolist():
         study.enqueue_trial(found.values(place), skip_if_exists=True)
 
 
+@takes(found=CHOICES, share=NUMBER, seed=whole())
 def sampler(found: Choices, *, share: float = 0.1, seed: int | None = None) -> Any:
     """A sampler of Optuna's that asks for what is expected to be fastest.
 

@@ -31,19 +31,22 @@ def _are_tiles(x: Any) -> bool:
     if not all(isinstance(part, Mapping) for part in by_name):
         return False
     numbers = [n for part in by_name for n in part.values()]
-    return all(map(_is_number, (*numbers, *(getattr(x, name) for name in PLAIN))))
+    above = [*x.dims.values(), *x.threads.values(), *(getattr(x, name) for name in PLAIN)]
+    return all(map(_is_number, (*numbers, *above))) and all(
+        np.all(np.asarray(n) > 0) for n in above
+    )
 
 
 def _is_number(n: Any) -> bool:
     if isinstance(n, list | tuple):  # which formulas would multiply
         return False
     found = np.asarray(n)
-    plain = found.dtype.kind in "biuf" and found.ndim <= 1 and found.size > 0
-    return plain and bool(np.all(np.isfinite(found)))
+    plain = found.dtype.kind in "biuf" and found.ndim <= 1
+    return plain and bool(np.all(np.isfinite(found) & (found >= 0)))
 
 
 TILES = Kind(
-    "tiles, whose numbers are finite, each one or an array",
+    "tiles of finite numbers, or arrays of them, extents and the like above 0",
     _are_tiles,
     "gpuir.Tiles({'m': 128.0, 'n': 128.0, 'k': 64.0}, stages=3.0)",
 )
@@ -105,6 +108,9 @@ def predict(kernel: Kernel, tiles: Tiles | None = None, target: str | Target = "
                 fix=nearest(str(d), kernel.work.extents),
             )
     count = size(kernel.work, tiles)
+    if not count:
+        none = np.zeros(0)
+        return Predictions(none, none, none, Legal(np.ones(0, bool), (), device))
     part = partial(_part, kernel.work, tiles, device)
     parts = library.in_parts(part, count)
     fits = joined([fit for _, fit in parts])

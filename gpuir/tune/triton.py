@@ -14,11 +14,12 @@ from typing import Any
 import numpy as np
 
 from gpuir.cost.nest import Tiles, copies_asynchronously
+from gpuir.ir.door import NUMBER, TEXT, Kind, many, named, of_type, takes, whole
 from gpuir.ir.errors import UsageError, nearest, reason
 from gpuir.targets.load import load_target
 from gpuir.targets.target import Target
 from gpuir.tune.keep import keep, worst_loss
-from gpuir.tune.kernels import Kernel
+from gpuir.tune.kernels import KERNEL, TARGET, Kernel
 from gpuir.tune.space import Predictions, device_of, predict
 from gpuir.tune.templates import Template
 from gpuir.tune.tutorials import ADD, ATTENTION, LAYER_NORM, MATMUL, SOFTMAX, TEMPLATES
@@ -26,6 +27,8 @@ from gpuir.tune.tutorials import ADD, ATTENTION, LAYER_NORM, MATMUL, SOFTMAX, TE
 # What triton.Config writes into every launch (Triton 3.9, runtime/autotuner.py), whether the kernel
 # is tuned by it or not.
 OF_CONFIG = ("num_warps", "num_stages", "num_ctas", "maxnreg", "ir_override")
+ANY = Kind("anything", lambda x: True)
+NAMED = of_type((str, Template), "the name of a template, or one", "template='matmul'")
 KINDS = {"gemm": MATMUL, "map": ADD, "attention": ATTENTION}
 
 
@@ -44,6 +47,7 @@ class Pruned:
         return [(c, why) for c, why in zip(self.judged, self.found.reasons, strict=True) if why]
 
 
+@takes(configs=many(ANY), args=named(ANY), template=NAMED, target=TARGET, top=NUMBER)
 def prune(
     configs: Sequence[Any],
     args: Mapping[str, Any],
@@ -74,6 +78,7 @@ def prune(
     return Pruned((*(judged[i] for i in places), *rest), found, judged, worst_loss(found, places))
 
 
+@takes(template=NAMED, target=TARGET, top=NUMBER, dtype=TEXT)
 def pruner(
     template: str | Template,
     target: str | Target,
@@ -132,6 +137,7 @@ def pruner(
     return {"early_config_prune": early, "perf_model": perf_model, "top_k": 1.0}
 
 
+@takes(kernel=KERNEL, top=whole(1), template=NAMED, target=TARGET)
 def to_configs(
     kernel: Kernel,
     top: int = 16,
