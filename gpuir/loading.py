@@ -383,7 +383,10 @@ def _check_not_empty(graph: Graph, options: LoadOptions, path: str) -> None:
 
 
 def _is_count(size: Any) -> bool:
-    return not isinstance(size, type) and hasattr(size, "__index__") and index(size) >= 0
+    try:
+        return not isinstance(size, type) and index(size) >= 0
+    except TypeError:
+        return False
 
 
 def _is_shape(sizes: Any) -> bool:

@@ -379,9 +379,9 @@ def _ends(work: Work, target: Target, cost: Cost) -> Iterator[Line]:
     place, _, dtype = test.partition(" ")
     family = family_of(work, target).name
     source = ""
-    if not is_unfitted(work):
+    if not is_unfitted(work, test):
         source = f"backtest of the family {family} {BACKTESTS[place]}, {dtype or 'all dtypes'}"
-    down, up = uncertainty(work, target, is_measured(work, target, known))
+    down, up = uncertainty(work, target, is_measured(work, target, known), test)
     if up:
         factor = f"no measurements of {work.sort}: / {exp(down):.3g} or x {exp(up):.3g}"
         factor = f"{factor}, cost.uncertainty"

@@ -24,14 +24,12 @@ from gpuir.cost.tile import (
     choose,
     cost_of,
     estimate,
-    familiar,
     interval,
     is_legal,
     search,
     tables,
     trained,
 )
-from gpuir.cost.uncertainty import is_unfitted
 from gpuir.cost.work import Work, stacked
 from gpuir.ir.errors import ModelError
 from gpuir.ir.notes import Bound
@@ -144,11 +142,8 @@ class Alike:
         into.time_s[rows] = time_s
         into.bound[rows] = terms.argmax(axis=0)
         into.split[rows] = np.broadcast_to(np.asarray(tiles.split), size)
-        first = self.works[0]
-        place = familiar(first, target, known := trained(first, target))
-        knows = bool(known.backtest(first, place)) or is_unfitted(first)
-        low_s, high_s = interval(self.many, target, time_s) if knows else (time_s, time_s)
-        into.low_s[rows], into.high_s[rows], into.knows[rows] = low_s, high_s, knows
+        into.low_s[rows], into.high_s[rows] = interval(self.many, target, time_s)
+        into.knows[rows] = True
 
     def _tiles(self, target: Target, into: Costs) -> Tiles:
         """Those that `best_tiles` notes, as `Tiles.of` reads the note."""

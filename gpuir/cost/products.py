@@ -114,7 +114,8 @@ def _place(o: Operand) -> int:
     """Left operands first, then right ones, then what is added to the result, then the result."""
     if o.staging == "written":
         return 3
-    return {("b", "m", "k"): 0, ("b", "k", "n"): 1}.get(o.dims, 2)
+    places: dict[tuple[str, ...], int] = {("b", "m", "k"): 0, ("b", "k", "n"): 1}
+    return places.get(o.dims, 2)
 
 
 def names_in(work: Work, made: Work) -> dict[str, str]:

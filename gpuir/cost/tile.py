@@ -308,12 +308,10 @@ def interval(
     dtype or a size that was never measured, and by a factor for a kind that never was.
     """
     known = trained(work, target, model)
-    down, up = uncertainty(work, target, is_measured(work, target, known))
-    if is_unfitted(work):
-        return time_s * np.exp(-down), time_s * np.exp(up)
     test = known.backtest(work, familiar(work, target, known))
-    if not test:
-        return time_s, time_s
+    down, up = uncertainty(work, target, is_measured(work, target, known), test)
+    if is_unfitted(work, test):
+        return time_s * np.exp(-down), time_s * np.exp(up)
     new = known.beyond(work) | known.is_novel(work) | is_uneven(work)
     return known.intervals[test].at(time_s, np.where(new, UNMEASURED, 1.0), (down, up))
 
@@ -372,10 +370,8 @@ def cost_of(work: Work, tile: Tile, target: Target, model: Model | None = None) 
     facts = tuple(_facts(work, target, s, time_s, bound))
     known = trained(work, target, model)
     place = familiar(work, target, known)
-    between = None
-    if known.backtest(work, place) or is_unfitted(work):
-        low_s, high_s = interval(work, target, time_s, model)
-        between = (float(low_s), float(high_s))
+    low_s, high_s = interval(work, target, time_s, model)
+    between = (float(low_s), float(high_s))
     outside = known.outside(work, place, is_measured(work, target, known))
     return Cost(time_s, bound, BY, terms, facts, between, outside)
 

@@ -6,7 +6,8 @@ to them: 24 % off in the mean, 44 % before the model chose their tiles one by on
 (docs/validation/cost-model.md). If errors are normal in the logarithm, a factor of 1.6 holds 80 %
 of errors with a mean of 44 %.
 
-`ROUTINE`: passes and steps are counted (`cost.steps`), the library's own losses are not.
+`ROUTINE`: passes and steps are counted (`cost.steps`), the library's own losses are not; and a
+family with formulas of its own that nothing was fitted to, whose constants are all assumed.
 `OPAQUE`: an operator that nobody knows reads its operands and writes its results, and what else it
 does is not known: as far off as the bytes of a routine alone would be. 5 is what held 82 % of 51
 routines timed on a CPU that the counts had not been set by, in its first run (tools/routines.py;
@@ -34,15 +35,17 @@ OPAQUE: Ends = (log(2.0), log(100.0))
 UNKNOWN = ("k.opaque", "k.collective")
 
 
-def is_unfitted(work: Work) -> bool:
-    """Whether a kernel has no family that was fitted: its interval is a factor, and all."""
-    return work.kernel in UNKNOWN or (work.kernel == "k.routine" and work.kind not in STREAMS)
+def is_unfitted(work: Work, backtest: str) -> bool:
+    """Whether a kernel's interval is a factor, and all: no `backtest` says how far off its family
+    is on such a device (a family that was added has none), or its family does not describe it."""
+    undescribed = work.kernel == "k.routine" and work.kind not in STREAMS
+    return not backtest or undescribed or work.kernel in UNKNOWN
 
 
-def uncertainty(work: Work, target: Target, measured: bool) -> Ends:
+def uncertainty(work: Work, target: Target, measured: bool, backtest: str) -> Ends:
     """How far beyond its family's errors a kernel may be, whose kind was `measured` or not."""
     if is_written_out(work, target):
         return WRITTEN_OUT
-    if is_unfitted(work):
+    if is_unfitted(work, backtest):
         return KIND if measured else OPAQUE if work.kernel in UNKNOWN else ROUTINE
     return (0.0, 0.0) if measured else KIND

@@ -42,12 +42,23 @@ def of_type(kind: type[Any] | tuple[type[Any], ...], what: str, fix: str = "") -
 
 
 def is_whole(x: Any) -> bool:
-    return isinstance(x, Integral) and not isinstance(x, bool)
+    return not isinstance(x, bool) and isinstance(x, Integral)
 
 
 def is_number(x: Any) -> bool:
     """Whether it is a number that 64 bits hold: none so large, though perhaps infinite."""
-    return isinstance(x, Real) and not isinstance(x, bool) and not (is_whole(x) and abs(x) > HUGE)
+    if isinstance(x, bool) or not isinstance(x, Real):
+        return False
+    return not is_whole(x) or abs(int(cast("Any", x))) <= HUGE
+
+
+def pairs_of(x: Any) -> list[tuple[Any, Any]] | None:
+    """The pairs in a tuple of them; None where it is no such tuple."""
+    if not isinstance(x, tuple):
+        return None
+    entries = [cast("tuple[Any, ...]", e) for e in cast("tuple[Any, ...]", x)]
+    plain = all(isinstance(e, tuple) and len(e) == 2 for e in entries)  # pyright: ignore[reportUnnecessaryIsInstance]
+    return [(e[0], e[1]) for e in entries] if plain else None
 
 
 def whole(least: int = 0, most: int | None = None) -> Kind:
@@ -70,7 +81,9 @@ def many(of: Kind) -> Kind:
     """Several of them, in a list or the like; a text is none."""
 
     def holds(x: Any) -> bool:
-        return isinstance(x, Iterable) and not isinstance(x, str | bytes) and all(map(of.holds, x))
+        if isinstance(x, str | bytes) or not isinstance(x, Iterable):
+            return False
+        return all(map(of.holds, cast("Iterable[Any]", x)))
 
     return Kind(f"a list, each {of.what}", holds)
 
@@ -104,7 +117,7 @@ CALLED = Kind("a function", callable)
 
 def refuse(where: str, name: str, kind: Kind, value: Any, fix: str = "") -> UsageError:
     """The error of a value that is not what an argument may be."""
-    shown = repr(value)
+    shown = f"{name}={value!r}"
     shown = shown if len(shown) <= LONGEST else f"{shown[:LONGEST]}..."
     return UsageError(
         f"{where}: {name} is not {kind.what}",

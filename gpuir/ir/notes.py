@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
-from gpuir.ir.door import TEXT, WHOLE, Kind, holds, is_whole, of_type
+from gpuir.ir.door import TEXT, WHOLE, Kind, holds, of_type, pairs_of
 
 ON_HOST = "host@1"  # signs what the host's CPU runs, in place of the device
 
@@ -21,8 +21,8 @@ def _pairs(by: Kind) -> Kind:
     """Numbers by dimension or operand, in tuples."""
 
     def holds(x: Any) -> bool:
-        pairs = isinstance(x, tuple) and all(isinstance(p, tuple) and len(p) == 2 for p in x)  # pyright: ignore
-        return pairs and all(by.holds(of) and is_whole(n) for of, n in x)
+        pairs = pairs_of(x)
+        return pairs is not None and all(by.holds(a) and WHOLE.holds(n) for a, n in pairs)
 
     example = '(("m", 128), ("k", 64))' if by is TEXT else "((0, 1),)"
     return Kind(f"pairs of {by.what} and a whole number", holds, f"write {example}")
@@ -141,11 +141,12 @@ TILE = of_type(Tile, "a tile", "gpuir.Tile((('m', 128), ('n', 128), ('k', 64)), 
 
 
 def _is_tiles(x: Any) -> bool:
-    entries = isinstance(x, tuple) and all(isinstance(e, tuple) and len(e) == 2 for e in x)  # pyright: ignore
-    return entries and all(
-        isinstance(path, tuple) and all(map(TEXT.holds, path)) and TILE.holds(tile)
-        for path, tile in x
-    )
+    pairs = pairs_of(x)
+    return pairs is not None and all(_is_path(path) and TILE.holds(tile) for path, tile in pairs)
+
+
+def _is_path(x: Any) -> bool:
+    return isinstance(x, tuple) and all(map(TEXT.holds, cast("tuple[Any, ...]", x)))
 
 
 @holds(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from inspect import Parameter, signature
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -75,11 +75,12 @@ class Kernel:
         return self.cost
 
 
+KIND = of_type(str, "the name of a kind", "'gemm', 'conv', 'attention', ...")
 KERNEL = of_type(Kernel, "a kernel", "gpuir.kernel('gemm', m=4096, n=4096, k=4096)")
 TARGET = of_type((str, Target), "the name of a target, or a target", "target='h100-sxm'")
 
 
-@takes(target=TARGET, tile=TILE)
+@takes(name=KIND, target=TARGET, tile=TILE)
 def kernel(
     name: str,
     *,
@@ -119,9 +120,8 @@ def kernel(
 
     UsageError for another kind or extent, and for a tile that is not legal on the target.
     """
-    if not isinstance(name, str) or name not in KINDS:
-        known = nearest(name, KINDS) if isinstance(name, str) else f"one of {', '.join(KINDS)}"
-        raise UsageError(f"no kind of kernel has the name {name!r}", fix=known)
+    if name not in KINDS:
+        raise UsageError(f"no kind of kernel has the name {name!r}", fix=nearest(name, KINDS))
     made = KINDS[name]
     needed, options = parameters_of(made)
     unknown = [e for e in extents if e not in needed + options]
@@ -174,13 +174,13 @@ def own_tile(k: Kernel, target: Target) -> Tile:
     return found
 
 
+@takes(name=of_type((str, DType), "a dtype", 'dtype="f16"'))
 def dtype_of(name: str | DType) -> DType:
     """A dtype by its name; UsageError where there is none."""
     if isinstance(name, DType):
         return name
-    if not isinstance(name, str) or name not in DTYPES:
-        near = nearest(name, DTYPES) if isinstance(name, str) else f"one of {', '.join(DTYPES)}"
-        raise UsageError(f"no dtype {name!r}", fix=near)
+    if name not in DTYPES:
+        raise UsageError(f"no dtype {name!r}", fix=nearest(name, DTYPES))
     return DTYPES[name]
 
 
@@ -207,8 +207,8 @@ def _value(kind: str, name: str, value: Any, needed: bool) -> Any:
     what cannot be one."""
     where = f"gpuir.kernel({kind!r})"
     if needed and name in AXES and isinstance(value, tuple | list):
-        if 1 <= len(value) <= 3:  # pyright: ignore[reportUnknownArgumentType]
-            return tuple(_numbers(where, name, n, 0) for n in value)
+        if 1 <= len(_axes(value)) <= 3:
+            return tuple(_numbers(where, name, n, 0) for n in _axes(value))
         raise refuse(where, name, Kind("one to three numbers", bool), value)
     if name == "skew":
         return _numbers(where, name, value, 0, whole=False)
@@ -229,6 +229,12 @@ def _value(kind: str, name: str, value: Any, needed: bool) -> Any:
     if not of.holds(value):
         raise refuse(where, name, of, value)
     return value
+
+
+def _axes(value: Any) -> tuple[Any, ...]:
+    """The numbers of what has one an axis, or the one that it is."""
+    is_several = isinstance(value, tuple | list)
+    return tuple(cast("tuple[Any, ...]", value)) if is_several else (value,)
 
 
 def _numbers(where: str, name: str, value: Any, least: float, whole: bool = True) -> Number:
@@ -256,8 +262,8 @@ def _spread(kind: str, given: Mapping[str, Any], needed: Sequence[str]) -> dict[
     UsageError where arrays are not of one length."""
     lengths: dict[str, int] = {}
     for name, value in given.items():
-        for n in value if isinstance(value, tuple) else (value,):
-            if isinstance(n, np.ndarray):
+        for n in _axes(value):
+            if np.ndim(n):
                 lengths[name] = len(n)
     if len(set(lengths.values())) > 1:
         raise UsageError(
@@ -271,7 +277,7 @@ def _spread(kind: str, given: Mapping[str, Any], needed: Sequence[str]) -> dict[
 
     def each(value: Any) -> Any:
         if isinstance(value, tuple):
-            return tuple(map(each, value))  # pyright: ignore[reportUnknownArgumentType]
+            return tuple(map(each, _axes(value)))
         return np.broadcast_to(np.asarray(value, float), (size,)).copy()
 
     return {name: each(value) if name in needed else value for name, value in given.items()}
@@ -307,14 +313,14 @@ def _full(made: Made, dtype: DType, given: Mapping[str, Any], needed: tuple[str,
     extents = {name: given[name] for name in given if name in (*needed, "b")}
     empty: Any = False
     for value in extents.values():
-        for n in value if isinstance(value, tuple) else (value,):
+        for n in _axes(value):
             empty = empty | np.less(n, 1)
     if not np.any(empty):
         return made(dtype=dtype, **given)
 
     def one(n: Any) -> Any:
         if isinstance(n, tuple):
-            return tuple(map(one, n))  # pyright: ignore[reportUnknownArgumentType]
+            return tuple(map(one, _axes(n)))
         return np.where(empty, 1.0, n) if np.ndim(empty) else 1.0
 
     rest = {name: n for name, n in given.items() if np.ndim(empty) or name not in PARTED}
@@ -428,8 +434,9 @@ def _conv(
     math: None = None,
 ) -> Work:
     _one_of("conv", "library", library, CONV_LIBRARIES)
-    axes = max((len(x) for x in (size, window) if isinstance(x, tuple)), default=2)
-    sizes, windows = (x if isinstance(x, tuple) else (x,) * axes for x in (size, window))
+    tuples = [_axes(x) for x in (size, window) if isinstance(x, tuple)]
+    axes = max(map(len, tuples), default=2)
+    sizes, windows = (_axes(x) * (1 if isinstance(x, tuple) else axes) for x in (size, window))
     if len(sizes) != len(windows):
         raise UsageError(
             "gpuir.kernel('conv'): size and window have different numbers of axes",
