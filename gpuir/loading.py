@@ -654,6 +654,6 @@ def load_text(text: str, source: str = "<text>") -> Graph:
     except VerifyError as error:
         where = f"{source}: {error.where}"
         raise TextError(
-            error.what, where=where, expected=error.expected, found=error.found
+            error.what, where=where, expected=error.expected, found=error.found, fix=error.fix
         ) from error
     return graph

@@ -17,17 +17,22 @@ if TYPE_CHECKING:
 BACKENDS: Mapping[str, Backend] = Lazy(
     {
         "table": "gpuir.backends.terminal:report",
-        "json": "gpuir.backends.json_csv:json_text",
         "html": "gpuir.backends.html.page:html",
+        "json": "gpuir.backends.json_csv:json_text",
         "csv": "gpuir.backends.json_csv:csv_text",
         "roofline": "gpuir.backends.roofline:roofline",
+        "trace": "gpuir.backends.trace:trace",
         "ir": "gpuir.backends.texts:ir",
         "schedule": "gpuir.backends.texts:schedule",
-        "trace": "gpuir.backends.trace:trace",
         "chakra": "gpuir.backends.chakra.traces:chakra",
     }
 )
 FOLDERS = ("chakra",)  # formats that fill a folder
+
+
+def listed() -> str:
+    """Our formats, for the help of a command."""
+    return ", ".join(f"{name} (a folder)" if name in FOLDERS else name for name in BACKENDS)
 
 
 def find_backend(name: str, loaded: Mapping[str, Backend] | None = None) -> Backend:

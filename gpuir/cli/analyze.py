@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from gpuir.backends.table import listed
 from gpuir.cli import crossover, options
 from gpuir.cli.lowering import analyze
 from gpuir.cli.modules import load_modules
@@ -22,7 +23,7 @@ from gpuir.cli.output import emit, layout, warn
     "--format",
     default="table",
     show_default=True,
-    help="table, html, json, csv, roofline, trace, ir, schedule, chakra (a folder).",
+    help=f"{listed()}.",
 )
 @click.option(
     "--top", type=click.IntRange(0), default=15, show_default=True, help="Kernels listed."

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import wraps
 from typing import Any, cast
 
 import numpy as np
@@ -199,6 +200,7 @@ class Scope:
 
 
 def guarded(converter: Callable[..., Any], operator: str) -> Callable[..., Any]:
+    @wraps(converter)
     def convert(node: Any, emit: Emitter) -> Any:
         with blamed(converter, f"the converter of {operator}"):
             return converter(node, emit)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import get_args
 
-from gpuir.ir.errors import ModelError
+from gpuir.ir.errors import ModelError, UsageError
 from gpuir.ir.graph import Cut, Framework, Graph, Level, Loc, Node, Op, Role, Value
 from gpuir.ir.types import TensorType
 
@@ -146,7 +146,13 @@ class Builder:
 
     def __call__(self, op: Op, name: str = "") -> Value:
         """`add` for an op with one result."""
-        return self.add(op, (name,) if name else ())[0]
+        results = self.add(op, (name,) if name else ())
+        if len(results) != 1:
+            raise UsageError(
+                f"b(op) is for ops with one result; {op.name} has {len(results)}",
+                fix="b.add(op) gives all of them",
+            )
+        return results[0]
 
     def put(self, node: Node) -> None:
         """Appends a node as it is; its result names must be free."""

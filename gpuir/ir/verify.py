@@ -44,10 +44,10 @@ class _Verifier:
         where = f"@{self.top.name}"
         if node is not None:
             where = f"{' + '.join(node.locs) or where}: {node}"
-        blame = f"the pass {self.by!r}" if self.by else "the code that made this graph"
-        raise VerifyError(
-            what, where=where, expected=expected, found=found, fix=f"this is a bug in {blame}"
-        )
+        fix = "change the text or the code that this graph comes from"
+        if self.by:
+            fix = f"this is a bug in the pass {self.by!r}"
+        raise VerifyError(what, where=where, expected=expected, found=found, fix=fix)
 
     def run(self, graph: Graph, in_kernel: bool, depth: int = 0) -> None:
         key = id(graph), in_kernel, depth

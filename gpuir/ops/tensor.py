@@ -6,13 +6,13 @@ Type rules raise `ModelError` without a place; whoever builds the op adds it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import product
 from math import ceil, inf, prod
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 
-from gpuir.ir.errors import ModelError, nearest
+from gpuir.ir.errors import ModelError, PluginError, nearest
 from gpuir.ir.graph import Graph, Op, Value
 from gpuir.ir.types import DType, TensorType, bool_, c64, c128, f32, f64, i64
 from gpuir.ops.scalar import SCALARS, flops_of
@@ -154,8 +154,17 @@ class Reducing(TensorOp):
     x: Value
 
     def reduced_axes(self) -> tuple[int, ...]:
-        """The axes it runs along, in order."""
-        raise NotImplementedError
+        """The axes it runs along, in order: those of its field `axes` or `axis`, from 0."""
+        axes = getattr(self, "axes", getattr(self, "axis", None))
+        if axes is None:
+            raise PluginError(
+                f"{self.name} is a reducing op that does not say along which axes it runs",
+                expected="a field axes or axis, or a method reduced_axes",
+                fix="def reduced_axes(self): return (self.x.type.rank - 1,)",
+            )
+        rank = self.operands[0].type.rank
+        found: Iterable[int] = (axes,) if isinstance(axes, int) else axes
+        return tuple(sorted(a % rank for a in found))
 
 
 class NormGradient(Reducing):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from gpuir.frontends.onnx.messages import messages
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from onnx import AttributeProto
 
 Operands = Sequence["Value | None"]
+Converter = Callable[..., Any]
 
 # Ranks of operands, where the definitions give them in words alone: `2|3` is either, `1+` at least
 # one, `*` any. Those of com.microsoft are of onnxruntime 1.32 (docs/ContribOperators.md), and what
@@ -95,9 +96,24 @@ NEEDED = {
 }
 
 
-def check_stated(key: str, op: str, inputs: Operands, attributes: Mapping[str, Any]) -> None:
-    """ModelError where a node breaks what `RANKS` and `NEEDED` say of its operator."""
-    for i, (rule, value) in enumerate(zip(RANKS.get(key, "").split(), inputs, strict=False)):
+def ranked(rules: str) -> Callable[[Converter], Converter]:
+    """States the ranks of a converter's operands, as `RANKS` does, where it is defined: for those
+    that somebody adds."""
+
+    def mark(converter: Converter) -> Converter:
+        vars(converter)["ranks"] = rules
+        return converter
+
+    return mark
+
+
+def check_stated(
+    key: str, op: str, inputs: Operands, attributes: Mapping[str, Any], ranks: str = ""
+) -> None:
+    """ModelError where a node breaks what `RANKS` (or its converter, by `ranked`) and `NEEDED` say
+    of its operator."""
+    stated = RANKS.get(key, ranks).split()
+    for i, (rule, value) in enumerate(zip(stated, inputs, strict=False)):
         if value is None or any(_fits(value.type.rank, one) for one in rule.split("|")):
             continue
         raise ModelError(

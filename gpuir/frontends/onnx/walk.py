@@ -292,7 +292,7 @@ class Walk:
             )
         if converter is None:
             return False, self.unconverted(step, n, attributes)
-        check_stated(key, n.op, n.inputs, n.attrs)
+        check_stated(key, n.op, n.inputs, n.attrs, getattr(converter, "ranks", ""))
         results = converter(n, self.emit)
         given = results if isinstance(results, tuple) else (results,)
         is_nothing = all(v is None or v in n.inputs for v in given)  # to do, whatever they say
