@@ -251,8 +251,9 @@ def pointwise(
 
 def mapped(fn: str, cells: Number, reads: Sequence[DType], out: DType) -> Work:
     """A map of one scalar function."""
-    found = pointwise(cells, reads, (out,), ops=lane_ops(fn, reads[-1]))
-    flops = flops_of(fn, reads[-1]) * cells
+    dtype = reads[-1] if reads else out
+    found = pointwise(cells, reads, (out,), ops=lane_ops(fn, dtype))
+    flops = flops_of(fn, dtype) * cells
     return replace(found, flops=flops, simd_ops=simd_ops([(fn, cells)]))
 
 

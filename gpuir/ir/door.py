@@ -117,7 +117,10 @@ CALLED = Kind("a function", callable)
 
 def refuse(where: str, name: str, kind: Kind, value: Any, fix: str = "") -> UsageError:
     """The error of a value that is not what an argument may be."""
-    shown = f"{name}={value!r}"
+    try:
+        shown = f"{name}={value!r}"
+    except (AttributeError, TypeError, ValueError):  # of a record whose fields are strange
+        shown = f"{name}=a {type(value).__name__} whose fields are not valid"
     shown = shown if len(shown) <= LONGEST else f"{shown[:LONGEST]}..."
     return UsageError(
         f"{where}: {name} is not {kind.what}",
