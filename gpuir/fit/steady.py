@@ -40,8 +40,8 @@ def doubts(rows: Sequence[Row]) -> str:
 
 
 def check_gain(fits: Iterable[FamilyFit]) -> None:
-    """UsageError where a calibrated target misses the kernels measured by clearly more than the target
-    that it started from, or by so much that it says nothing: the file would be worse than none."""
+    """UsageError where a calibrated target misses the kernels measured by clearly more than that
+    which it started from, or by so much that it says nothing: the file would be worse than none."""
     counted = [(f.rows, f.before, f.after) for f in fits]
     rows = sum(n for n, _, _ in counted)
     if not rows:
