@@ -714,7 +714,7 @@ def step(
         if size == "target":
             kept = cache.crossed(own, given["cross_keys"], given["cross_values"], model.dtype)
             hidden = keys[0].new_empty(filled.hidden, dtype=model.dtype)  # its shape alone is read
-            read: Any = BaseModelOutput(last_hidden_state=cast(Any, hidden))
+            read: Any = BaseModelOutput(last_hidden_state=hidden)
             read.attention_mask = None  # that of Moonshine's
             more["encoder_outputs"] = read
         out = run(**{words: given[words]}, past_key_values=kept, use_cache=True, **more)
