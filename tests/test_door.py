@@ -172,7 +172,7 @@ def test_what_is_no_extent_says_so(value: Any):
 def test_lists_are_many_kernels():
     one = gpuir.kernel("gemm", m=[64, 128], n=64, k=64, target="a100")
     assert gpuir.predict(one).time_s.shape == (2,)
-    with pytest.raises(UsageError, match="different lengths"):
+    with pytest.raises(UsageError, match="different shapes"):
         gpuir.kernel("gemm", m=[64, 128], n=[64, 128, 256], k=64)
 
 

@@ -93,7 +93,7 @@ def kernel(
 
     Without a `tile` it is the library's own kernel (cuBLAS, FlashAttention, PyTorch's), with one a
     kernel generated with that tile, as Triton or CUTLASS would. Extents may be arrays of one
-    length: many kernels, for `gpuir.predict`. With an extent of 0 it is an empty launch.
+    shape: many kernels, for `gpuir.predict`. With an extent of 0 it is an empty launch.
 
     `dtype` is what is multiplied; "tf32" are f32 operands whose products run in TF32, which
     `math="tf32"` says too. Kinds, their extents and what may be said besides:
@@ -247,7 +247,7 @@ def _numbers(where: str, name: str, value: Any, least: float, whole: bool = True
         found = np.asarray(value)
     except (TypeError, ValueError) as error:  # lists of lists of several lengths
         raise refuse(where, name, kind, value) from error
-    numbers = found.dtype.kind in "iuf" and found.ndim <= 1 and found.size > 0
+    numbers = found.dtype.kind in "iuf" and found.size > 0
     if not numbers or not np.all(np.isfinite(found) & (found >= least) & (found <= MOST)):
         raise refuse(where, name, kind, value)
     if whole and not np.all(found == np.floor(found)):
@@ -259,26 +259,26 @@ def _numbers(where: str, name: str, value: Any, least: float, whole: bool = True
 
 def _spread(kind: str, given: Mapping[str, Any], needed: Sequence[str]) -> dict[str, Any]:
     """The arguments, extents as arrays where any number is one: of many kernels each has its own.
-    UsageError where arrays are not of one length."""
-    lengths: dict[str, int] = {}
+    UsageError where arrays are not of one shape."""
+    shapes: dict[str, tuple[int, ...]] = {}
     for name, value in given.items():
         for n in _axes(value):
             if np.ndim(n):
-                lengths[name] = len(n)
-    if len(set(lengths.values())) > 1:
+                shapes[name] = np.shape(n)
+    if len(set(shapes.values())) > 1:
         raise UsageError(
-            f"gpuir.kernel({kind!r}): arrays have different lengths",
-            found=", ".join(f"{name}: {n}" for name, n in lengths.items()),
+            f"gpuir.kernel({kind!r}): arrays have different shapes",
+            found=", ".join(f"{name}: {' x '.join(map(str, n))}" for name, n in shapes.items()),
             fix="give them the same length; a plain number is used for all",
         )
-    if not lengths:
+    if not shapes:
         return dict(given)
-    size = next(iter(lengths.values()))
+    shape = next(iter(shapes.values()))
 
     def each(value: Any) -> Any:
         if isinstance(value, tuple):
             return tuple(map(each, _axes(value)))
-        return np.broadcast_to(np.asarray(value, float), (size,)).copy()
+        return np.broadcast_to(np.asarray(value, float), shape).copy()
 
     return {name: each(value) if name in needed else value for name, value in given.items()}
 
