@@ -77,7 +77,7 @@ def command(target: str | None, tables: tuple[str, ...], out: str | None, **give
     from gpuir.backends.terminal import Page
     from gpuir.fit.calibrate import calibration
     from gpuir.fit.machine import cpu_level, gpu_name
-    from gpuir.fit.steady import check_gain, check_memories
+    from gpuir.fit.steady import check_gain, check_memories, left_as_they_were
     from gpuir.targets.load import dump_difference, parse_target
     from gpuir.targets.spec import slug
 
@@ -100,13 +100,16 @@ def command(target: str | None, tables: tuple[str, ...], out: str | None, **give
         text = dump_difference(head, numbers, {", ".join(numbers): how})
         start = parse_target(text, path)
         batches = _measured(machine, start, given["budget_s"])
-    result, fits = calibration(start, batches)
-    check_gain(fits)
+    result, fits = calibration(start, batches, no_worse=True)
+    check_gain(fits, bool(numbers))
+    for text in left_as_they_were(fits):
+        warn(text)
     fitted = {f"factors.{f}": v for f, v in result.factors.items()}
     fitted |= {f"local.{f}": v for f, v in result.local.items()}
+    fitted |= {f"backtest.{f}": v for f, v in result.backtest.items()}
     rows = sum(f.rows for f in fits)
     sources = {", ".join(numbers): how} if numbers else {}
-    sources["factors, local"] = f"calibrated on {rows} kernels, {how}; {_errors(fits)}"
+    sources["factors, local, backtest"] = f"calibrated on {rows} kernels, {how}; {_errors(fits)}"
     emit(dump_difference(head, {**numbers, **fitted}, sources), out)
     shape = layout(given["width"])
     page = Page(shape.width, shape.color)
@@ -125,6 +128,7 @@ def host_file(
     """Measures the host of this machine in a few seconds and writes it as a spec."""
     from gpuir.fit.host import measured_host
     from gpuir.fit.machine import sees_gpu
+    from gpuir.fit.steady import host_doubts
     from gpuir.ir.errors import UsageError
     from gpuir.targets.host import dump_host
     from gpuir.targets.spec import check_name, slug
@@ -138,7 +142,9 @@ def host_file(
     if name:
         check_name(name, "host", "--name")
     check_ahead(out)
-    host = measured_host(name, min(budget_s, HOST_S))
+    host, spread = measured_host(name, min(budget_s, HOST_S))
+    if doubt := host_doubts(spread):
+        warn(doubt)
     if not sees_gpu():
         warn(
             "torch sees no GPU, so only PyTorch's own time on the CPU was measured. The driver's "
@@ -177,13 +183,14 @@ def _errors(fits: Sequence[FamilyFit]) -> str:
 def show(fits: Sequence[FamilyFit], page: Page) -> None:
     """A row a family: how far off it was and is, and what moved."""
     columns = [("family", False), ("rows", True), ("before", True), ("after", True)]
-    columns += [("local", True), ("factors", False)]
+    columns += [("80 % within", True), ("local", True), ("factors", False)]
     rows = [
         (
             f.family,
             str(f.rows),
             f"{100 * f.before:.1f} %",
             f"{100 * f.after:.1f} %",
+            "x{:.2f} to x{:.2f}".format(*f.ends),
             str(f.local or "-"),
             ", ".join(f"{p.partition('.')[2]} x{v:.3g}" for p, v in f.moved.items()) or "none",
         )
@@ -193,9 +200,12 @@ def show(fits: Sequence[FamilyFit], page: Page) -> None:
     page.line()
     text = (
         "before, after: mean absolute error. For after, each kernel is left out of the calibration "
-        "that predicts it. local: number of measured kernels whose remaining error also corrects "
+        "that predicts it. 80 % within: multiples of the predicted time between which 80 % of "
+        "these kernels lie; no interval of this target is narrower. local: number of measured "
+        "kernels whose remaining error also corrects similar kernels. factors: what the "
+        "calibration changed"
     )
-    page.wrapped("", text + "similar kernels. factors: what the calibration changed", 0)
+    page.wrapped("", text, 0)
 
 
 # ---------------------------------------------------------------------------- measuring

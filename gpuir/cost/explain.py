@@ -13,7 +13,7 @@ from math import exp, isclose
 from types import SimpleNamespace
 from typing import Any, cast
 
-from gpuir.cost import generated
+from gpuir.cost import generated, local
 from gpuir.cost.collective import BY
 from gpuir.cost.families import family_of
 from gpuir.cost.nest import Tiles
@@ -386,6 +386,10 @@ def _ends(work: Work, target: Target, cost: Cost) -> Iterator[Line]:
         factor = f"no measurements of {work.sort}: / {exp(down):.3g} or x {exp(up):.3g}"
         factor = f"{factor}, cost.uncertainty"
         source = f"{source}; {factor}" if source else factor
+    low, high = local.left_out_ends(family, target)
+    if low or high:
+        own = target.source(f"backtest.{family}")
+        source += f"; at least x {exp(low):.3g} to x {exp(high):.3g} on {target.name}: {own}"
     for name, end in zip(("low end", "high end"), cost.interval, strict=True):
         formula = f"{number(cost.time_s)} * {number(end / cost.time_s)}"
         yield Line(

@@ -90,7 +90,15 @@ def family_of(work: Work, target: Target) -> Family:
 
 
 def check_factors(target: Target) -> None:
-    """TargetError when a file sets a factor that no family has: it would say nothing."""
+    """TargetError when a file sets a factor that no family has, or tells how far off a family is
+    that there is not: it would say nothing."""
+    for path in target.backtest:
+        if (group := path.partition(".")[0]) not in FAMILIES:
+            raise TargetError(
+                f"no family of kernels is called {group!r}",
+                where=f"{target.name}:backtest.{path}",
+                fix=nearest(group, list(FAMILIES)),
+            )
     for path in target.factors:
         group, _, name = path.partition(".")
         known = [f.name for f in FAMILIES[group].factors] if group in FAMILIES else list(FAMILIES)

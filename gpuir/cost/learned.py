@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from importlib.resources import files
 from typing import Any, Literal, cast
@@ -75,6 +75,10 @@ class Interval:
     log_time: Array
     low: Array
     high: Array
+
+    def holding(self, low: float, high: float) -> Interval:
+        """The least that holds this one and two more ends."""
+        return replace(self, low=np.minimum(self.low, low), high=np.maximum(self.high, high))
 
     def at(
         self, time_s: Number, stretch: Number = 1.0, beside: tuple[float, float] = (0.0, 0.0)

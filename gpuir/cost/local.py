@@ -6,6 +6,9 @@ it measured (`Target.local`). Kernels of the same kind in other extents are corr
 are like them: the mean of a Gaussian process over logarithms of extents (Rasmussen, Williams,
 Gaussian Processes for Machine Learning, 2006, section 2.2), far from all of them by nothing. The
 correction depends on shapes alone, so a target with every rate raised is still never slower.
+
+It also writes down how far off kernels were that it left out (`Target.backtest`), so that intervals
+know of measurements that scatter more than those of other devices did.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from math import log
 from typing import Any, cast
 
 import numpy as np
@@ -87,6 +91,14 @@ def calibrated(work: Work, family: str, target: Target) -> bool:
     return any(path.partition(".")[0] == family for path in factors) or label(work) in groups(
         target.local
     )
+
+
+def left_out_ends(family: str, target: Target) -> tuple[float, float]:
+    """Logarithms of measured over predicted that 80 % of the kernels left out by this target's own
+    calibration lay between; of a family without one (0, 0)."""
+    ends = (target.backtest.get(f"{family}.{end}", 1.0) for end in ("low", "high"))
+    low, high = map(log, ends)
+    return low, high
 
 
 @lru_cache(maxsize=64)

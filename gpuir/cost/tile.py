@@ -305,15 +305,18 @@ def interval(
 ) -> tuple[Number, Number]:
     """Between what 80 % of the measurements lie: by backtests on kernels of the same family, of
     the same dtype where there are enough, on GPUs as familiar as this one; further apart for a
-    dtype or a size that was never measured, and by a factor for a kind that never was.
+    dtype or a size that was never measured, and by a factor for a kind that never was. Never less
+    far than the backtest of the target's own calibration says.
     """
     known = trained(work, target, model)
     test = known.backtest(work, familiar(work, target, known))
     down, up = uncertainty(work, target, is_measured(work, target, known), test)
+    low, high = local.left_out_ends(family_of(work, target).name, target)
     if is_unfitted(work, test):
-        return time_s * np.exp(-down), time_s * np.exp(up)
+        return time_s * np.exp(min(-down, low)), time_s * np.exp(max(up, high))
     new = known.beyond(work) | known.is_novel(work) | is_uneven(work)
-    return known.intervals[test].at(time_s, np.where(new, UNMEASURED, 1.0), (down, up))
+    own = known.intervals[test].holding(low, high)
+    return own.at(time_s, np.where(new, UNMEASURED, 1.0), (down, up))
 
 
 def is_measured(work: Work, target: Target, known: Trained) -> bool:

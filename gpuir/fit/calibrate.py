@@ -11,6 +11,12 @@ stays as it is unless more predicts rows that were not seen better, by a standar
 others, Classification and Regression Trees, 1984, section 3.4.3). On any other, factors and
 corrections are what priors allow, and both are made unless less is better, by half of one: five
 folds of 32 rows see gains of a twentieth, as products and attention have, in one draw of four.
+
+The same five parts tell between what multiples of the predicted time rows lie that were not seen.
+As many of n errors as make (n + 1) 80 % hold the next one, whatever they are drawn from (Lei and
+others, Distribution-Free Predictive Inference for Regression, JASA 113, 2018, section 2; of errors
+by cross-validation Barber and others, Predictive inference with the jackknife+, Annals of
+Statistics 49, 2021).
 """
 
 from __future__ import annotations
@@ -43,6 +49,9 @@ BENT = 1.5  # times the usual error, from where a row weighs by its error and no
 WORTH = 0.95  # of the error, that corrections from others must come below to be made
 NOISES = (0.1, 0.2, 0.4)  # how far off a row by itself may be held to be (`local.NOISE`)
 MOST_NEAR = 200  # kernels of a kind that correct others
+OUTSIDE = 0.1  # of the next rows, on either side of a backtest's ends
+ENDS = ("low", "high")
+LEAST_MISS, MOST_MISS = 1e-3, 1e3  # measured over predicted: Target.backtest
 FOLDS = 5  # of the measurements: each is predicted by a calibration on the others
 MOST = np.log(10.0)  # that a factor may move: Target.factors
 
@@ -51,7 +60,9 @@ MOST = np.log(10.0)  # that a factor may move: Target.factors
 class FamilyFit:
     """What calibration made of one family: mean absolute errors of `rows` measurements, by the
     target as it was, and each by a calibration on others; the factors that moved, and how many of
-    the kernels correct those near them."""
+    the kernels correct those near them. 80 % of rows left out lay between `ends` times what was
+    predicted. `kept` families stay as they were; `refused` is the error of a calibration that was
+    not made, as it was more, else 0."""
 
     family: str
     rows: int
@@ -59,6 +70,9 @@ class FamilyFit:
     after: float
     moved: Mapping[str, float]
     local: int
+    ends: tuple[float, float] = (1.0, 1.0)
+    kept: bool = False
+    refused: float = 0.0
 
 
 class Way(NamedTuple):
@@ -87,26 +101,50 @@ class Knob:
 
 
 def calibration(
-    target: Target, batches: Iterable[Batch], *, model: Model | None = None
+    target: Target,
+    batches: Iterable[Batch],
+    *,
+    model: Model | None = None,
+    no_worse: bool = False,
 ) -> tuple[Target, tuple[FamilyFit, ...]]:
     """The calibrated target, and how well a calibration predicts rows that it has not seen.
 
-    Families of which less predicts those better are changed by less, or not at all.
+    Families of which less predicts those better are changed by less, or not at all; those whose
+    mean error would be more, by however little, only unless `no_worse`.
     """
     model = shipped() if model is None else model
     fits: list[FamilyFit] = []
     for group in groups(target, batches):
         names = sorted({family_of(w, target).name for b in group for w in b.works})
-        errors = _held_out(target, group, model)
+        logarithms = _held_out(target, group, model)
+        errors = {way: np.abs(np.expm1(e)) for way, e in logarithms.items()}
         known = all(target.device in model.get(n, Trained()).devices for n in names)
         mixed = len({w.dtype for b in group for w in b.works}) > 1
-        way = chosen(errors, known or mixed)
+        means = {way: float(np.mean(e)) for way, e in errors.items()}
+        way, refused = chosen(errors, known or mixed), 0.0
+        if no_worse and means[way] > means[NOTHING]:
+            refused = means[way]
+            way = min(reversed(WAYS), key=means.__getitem__)
         plain, target = target, _fitted(target, group, model, (way,))[way]
         moved = {p: v for p, v in target.factors.items() if p.partition(".")[0] in names}
         local = len(set(target.local.items()) - set(plain.local.items()))
-        before, after = (float(np.mean(errors[w])) for w in (NOTHING, way))
+        ends = ends_of(-logarithms[way])
+        low, high = ({f"{n}.{end}": x for n in names} for end, x in zip(ENDS, ends, strict=True))
+        target = replace(target, backtest=Table({**target.backtest, **low, **high}))
         rows = sum(map(len, group))
-        fits.append(FamilyFit(", ".join(names), rows, before, after, moved, local))
+        fits.append(
+            FamilyFit(
+                ", ".join(names),
+                rows,
+                means[NOTHING],
+                means[way],
+                moved,
+                local,
+                ends,
+                way == NOTHING,
+                refused if way == NOTHING else 0.0,
+            )
+        )
     return target, tuple(fits)
 
 
@@ -121,6 +159,22 @@ def chosen(errors: Mapping[Way, Floats], wary: bool) -> Way:
         if np.mean(more) <= clear:
             return way
     return best
+
+
+def ends_of(misses: Floats) -> tuple[float, float]:
+    """Between what multiples of the predicted time the next row is in 80 % of cases, given
+    logarithms of what rows not seen were: by both sides where there are enough rows for that, else
+    by the size of the errors alone. The largest of fewer than four holds less."""
+    count = len(misses)
+    outside = int((count + 1) * OUTSIDE)
+    if outside:
+        low, high = np.sort(misses)[[outside - 1, count - outside]]
+    else:
+        inside = int(np.ceil((count + 1) * (1 - 2 * OUTSIDE)))
+        high = np.sort(np.abs(misses))[min(inside, count) - 1]
+        low = -high
+    ends = np.clip(np.exp([min(low, 0.0), max(high, 0.0)]), LEAST_MISS, MOST_MISS)
+    return float(f"{ends[0]:.4g}"), float(f"{ends[1]:.4g}")
 
 
 def with_factors(target: Target, moved: Mapping[str, float]) -> Target:
@@ -341,7 +395,8 @@ def _mean_size(errors: Floats) -> float:
 
 
 def _held_out(target: Target, group: Sequence[Batch], model: Model) -> dict[Way, Floats]:
-    """For each way, how far off each row is, as a share, predicted by a calibration without it."""
+    """For each way, how far off each row is, predicted by a calibration without it: logarithms of
+    predicted over measured."""
     errors_of = {way: [np.zeros(len(b)) for b in group] for way in WAYS}
     draw = np.random.default_rng(0)
     number = draw.permutation(sum(map(len, group))) % FOLDS
@@ -353,6 +408,5 @@ def _held_out(target: Target, group: Sequence[Batch], model: Model) -> dict[Way,
             mine = np.flatnonzero(f == fold)
             if len(mine):
                 for way in WAYS:
-                    errors = _errors(there[way], _rows(b, mine), model)
-                    errors_of[way][i][mine] = np.abs(np.expm1(errors))
-    return {way: np.concatenate(sizes) for way, sizes in errors_of.items()}
+                    errors_of[way][i][mine] = _errors(there[way], _rows(b, mine), model)
+    return {way: np.concatenate(errors) for way, errors in errors_of.items()}

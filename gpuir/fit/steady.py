@@ -28,6 +28,17 @@ def check_memories(numbers: Mapping[str, float]) -> None:
         )
 
 
+def host_doubts(spread: float) -> str:
+    """What rounds of the same operation say against the time of a host; "" for nothing. `spread` is
+    the distance between their quartiles over the median."""
+    if spread <= UNSTEADY:
+        return ""
+    return (
+        f"rounds of the same operation differ by {100 * spread:.0f} % ({100 * UNSTEADY:.0f} % is "
+        f"usual at most), so the host's slowdown is uncertain: {FIX}"
+    )
+
+
 def doubts(rows: Sequence[Row]) -> str:
     """What repeats of the same kernels say against a whole measurement; "" for nothing."""
     spreads = [row.spread for row in rows if row.is_measured]
@@ -39,15 +50,35 @@ def doubts(rows: Sequence[Row]) -> str:
     )
 
 
-def check_gain(fits: Iterable[FamilyFit]) -> None:
+def left_as_they_were(fits: Iterable[FamilyFit]) -> list[str]:
+    """The families that a calibration would have made worse, a sentence each, and those that none
+    would have made clearly better."""
+    fits = list(fits)
+    alike = ", ".join(f.family for f in fits if f.kept and not f.refused)
+    said = (
+        f"not calibrated, as no calibration predicts the kernels left out clearly better: {alike}"
+    )
+    return [
+        f"{f.family} is not calibrated: kernels left out would be missed by "
+        f"{100 * f.refused:.1f} %, and are by {100 * f.before:.1f} % without. "
+        f"If other programs were running, {FIX}"
+        for f in fits
+        if f.refused
+    ] + [said] * bool(alike)
+
+
+def check_gain(fits: Iterable[FamilyFit], has_numbers: bool = True) -> None:
     """UsageError where a calibrated target misses the kernels measured by clearly more than that
-    which it started from, or by so much that it says nothing: the file would be worse than none."""
-    counted = [(f.rows, f.before, f.after) for f in fits]
+    which it started from, or by so much that it says nothing: the file would be worse than none.
+    Or where it made every family worse and says nothing else: no rates, no sizes of caches."""
+    fits = list(fits)
+    counted = [(f.rows, f.before, max(f.after, f.refused)) for f in fits]
     rows = sum(n for n, _, _ in counted)
     if not rows:
         return
     before, after = (sum(x[0] * x[i] for x in counted) / rows for i in (1, 2))
-    most = min(WORSE * before, USELESS)
+    nothing_left = not has_numbers and all(f.refused for f in fits)
+    most = before if nothing_left else min(WORSE * before, USELESS)
     if after > most:
         raise UsageError(
             "the calibrated target does not predict the kernels measured, so it is not written",

@@ -252,7 +252,7 @@ def target_of(raw: Raw, where: str) -> Target:
     raw = dict(raw)
     notes = {name: paths_to_text(raw, name, where) for name in ("sources", "discrepancies")}
     raw |= {name: Table(found) for name, found in notes.items()}
-    raw |= {t: _multipliers(raw[t], t, where) for t in ("factors", "local") if t in raw}
+    raw |= {t: _multipliers(raw[t], t, where) for t in ("factors", "local", "backtest") if t in raw}
     target = cast(Target, record(Target, raw, "", where))
     _check_names(target, where)
     _check_values(target, where)
@@ -287,7 +287,33 @@ def _multipliers(groups: Any, table: str, where: str) -> Table[float]:
                     fix="use `gpuir calibrate`, which writes these lines",
                 )
             found[path] = checked(one, value, f"{table}.{path}", where)
+    if table == "backtest":
+        _check_ends(found, where)
     return Table(found)
+
+
+def _check_ends(found: Mapping[str, float], where: str) -> None:
+    """A backtest has two ends of each family, and a prediction that is right lies between."""
+    for path, value in found.items():
+        family, _, end = path.partition(".")
+        other = f"{family}.{'high' if end == 'low' else 'low'}"
+        if end not in ("low", "high") or other not in found:
+            refuse(
+                f"backtest.{family} has two ends, low and high",
+                where,
+                f"backtest.{path}",
+                found=", ".join(p for p in found if p.startswith(f"{family}.")),
+                fix=f"write low and high below [backtest.{key_text(family)}]",
+            )
+        if value > 1 if end == "low" else value < 1:
+            refuse(
+                f"backtest.{path} is on the wrong side of 1",
+                where,
+                f"backtest.{path}",
+                expected="low at most 1, high at least 1: measured over predicted time",
+                found=f"{value:g}",
+                fix="write 1 where all errors are to the other side",
+            )
 
 
 _ISA = re.compile(r"sm_[0-9]{2,4}[a-z]?|(?!sm_)[A-Za-z0-9_.-]{0,32}")  # the number is counted with

@@ -13,7 +13,7 @@ BESIDE = (
     *("base_clock_hz", "tensor_clock_hz", "dram.bytes", "dram.bus_bits", "dram.clock_hz"),
     *("dram.pin_bits_per_s", "launch_s"),
 )
-TABLES = ("link.", "pcie.", "slice.", "factors.", "local.")
+TABLES = ("link.", "pcie.", "slice.", "factors.", "local.", "backtest.")
 # An SM of another make is another architecture, whatever it is called.
 MAKE = ("sm.warp", "sm.fp32_lanes", "sm.flops_per_lane_clock", "sm.tensor_flops_per_clock")
 

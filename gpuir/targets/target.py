@@ -44,6 +44,7 @@ OnChip = Annotated[int, Quantity("bytes", 1 << 10, 1 << 24)]
 Cached = Annotated[int, Quantity("bytes", 1 << 14, 1 << 36)]
 Count = Annotated[int, Quantity("", 1, 1 << 24)]
 Multiplier = Annotated[float, Quantity("", 0.1, 10)]
+Miss = Annotated[float, Quantity("", 1e-3, 1e3, "measured over predicted")]
 
 
 class Table(Mapping[str, V]):
@@ -72,6 +73,7 @@ Rates = Table[FlopPerS]
 _NO_RATES: Rates = Table()
 _NO_TEXT: Table[str] = Table()
 _NO_FACTORS: Table[Multiplier] = Table()
+_NO_MISSES: Table[Miss] = Table()
 
 
 @dataclass(frozen=True)
@@ -208,7 +210,9 @@ class Target(Sourced):
 
     `factors` multiply constants of the cost model for this device alone, each named by family and
     constant (`stream.dram share`): what calibration found. `local` says by how much the model, with
-    those, still misses kernels that were measured (`gpuir.cost.local`). `base` is the shipped
+    those, still misses kernels that were measured (`gpuir.cost.local`). `backtest` says of a family
+    between which multiples of the predicted time (`gemm.low`, `gemm.high`) 80 % of the kernels that
+    calibration left out lay: no interval is narrower (`gpuir.cost.local`). `base` is the shipped
     target whose file this one's starts from, and whose constants it therefore shares. `host` is the
     machine that it is usually in (`gpuir.targets.host`), where it is sold with one. `slice` says of
     what this is a MIG slice (`gpuir.targets.mig`): one has all numbers of a GPU.
@@ -241,6 +245,7 @@ class Target(Sourced):
     base: str = ""
     factors: Table[Multiplier] = _NO_FACTORS
     local: Table[Multiplier] = _NO_FACTORS
+    backtest: Table[Miss] = _NO_MISSES
     sources: Table[str] = _NO_TEXT
     discrepancies: Table[str] = _NO_TEXT
 
@@ -413,7 +418,8 @@ _ORDER = (
     *("base", "name", "title", "aliases", "vendor", "arch", "isa", "notes"),
     *("sms", "clock_hz", "base_clock_hz", "observed_clock_hz", "tensor_clock_hz", "launch_s"),
     *("tdp_w", "mig_capable", "host"),
-    *("flops_per_s", "dram", "l2", "l3", "sm", "link", "pcie", "slice", "factors", "local"),
+    *("flops_per_s", "dram", "l2", "l3", "sm", "link", "pcie", "slice"),
+    *("factors", "local", "backtest"),
 )
 
 

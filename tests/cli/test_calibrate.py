@@ -55,14 +55,16 @@ def run(*args: str, status: int = 0) -> Result:
     return done
 
 
-def recorded(path: Path, factor: float, device: str = "a100-pcie") -> None:
+def recorded(path: Path, factor: float, device: str = "a100-pcie", noise: float = 0.0) -> None:
     """A table of pointwise kernels in `factor` times what the model says, 40 us of them host."""
+    rng = np.random.default_rng(0)
     target, lines = load_target(device), ["device,op,b,h,latency_us"]
     for op in ("add", "relu"):
         for b in (4096, 16384, 65536, 131072):
             for h in (1024, 2048, 4000):
                 cells = {"cells": np.array([float(b * h)])}
                 time_s = sum(predict(w, target).time_s[0] for w in works_of(op, "f32", cells))
+                time_s *= np.exp(rng.normal(0, noise))
                 lines.append(f"{device},{op},{b},{h},{18 + factor * time_s * 1e6:.3f}")
         lines += [f"{device},{op},1,{h},40" for h in range(8, 128, 8)]
     path.write_text("\n".join(lines) + "\n")
@@ -84,6 +86,39 @@ def test_a_table_becomes_a_target(folder: Path):
     work = works_of("add", "f32", {"cells": np.array([6.7e7])})[0]
     times = [predict(work, t).time_s[0] for t in (target, load_target("a100-pcie"))]
     assert times[0] / times[1] == pytest.approx(1.25, rel=0.05)
+
+
+def test_a_file_says_how_far_off_its_own_kernels_were(folder: Path):
+    """Noise of 60 %: intervals as wide, in the table, the file, `targets` and `explain`."""
+    recorded(folder / "mine.csv", 1.0, noise=0.6)
+    done = run("calibrate", "--target", "a100-pcie", "--table", "mine.csv", "-o", "my-a100.toml")
+    assert "80 % within" in done.stdout
+    target = load_target("my-a100.toml")
+    low, high = (target.backtest[f"stream.{end}"] for end in ("low", "high"))
+    assert 0.2 < low < 0.8 and 1.4 < high < 5
+    assert target.source("backtest.stream.low").startswith("calibrated on ")
+    assert "backtest.stream.low" in run("targets", "my-a100.toml", "--width", "120").stdout
+    work = works_of("add", "f32", {"cells": np.array([6.7e7])})[0]
+    found = predict(work, target)
+    assert found.low_s[0] <= low * found.time_s[0] < high * found.time_s[0] <= found.high_s[0]
+    (folder / "wrong.toml").write_text(Path("my-a100.toml").read_text().replace("stream", "strem"))
+    done = run("targets", "wrong.toml", "--check", status=2)
+    assert "no family of kernels is called 'strem'" in done.stderr
+
+
+def test_a_family_left_as_it_was_is_said(folder: Path, monkeypatch: pytest.MonkeyPatch):
+    """Here the only one, of a table: a calibration that is worse writes nothing; one that is as
+    good a file that says how far off kernels are."""
+    from gpuir.fit.calibrate import WAYS
+
+    recorded(folder / "mine.csv", 1.0, noise=0.6)
+    args = ("calibrate", "--target", "a100-pcie", "--table", "mine.csv", "-o", "mine.toml")
+    assert "not calibrated, as no calibration" in run(*args).stderr.replace("\n", " ")
+    assert not load_target("mine.toml").factors
+    Path("mine.toml").unlink()
+    monkeypatch.setattr("gpuir.fit.calibrate.chosen", lambda errors, wary: WAYS[2])
+    assert "is not written" in run(*args, status=2).stderr
+    assert not Path("mine.toml").exists()
 
 
 def test_such_a_target_is_one_like_any_other(folder: Path):

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from itertools import cycle
 from pathlib import Path
+from time import sleep
 
 import pytest
 from click.testing import CliRunner, Result
@@ -81,8 +83,35 @@ def test_this_one_is_measured(tmp_path: Path):
 
 def test_a_measured_host_is_called_as_its_processor_without_a_name():
     pytest.importorskip("torch")
-    assert measured_host("", 0.01).name
+    assert measured_host("", 0.01).host.name
 
 
 def test_a_host_is_measured_alone():
     assert "leave out --target" in gpuir("calibrate", "--host", "--target", "cpu", status=2).stderr
+
+
+def test_rounds_that_differ_are_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """A busy machine: a warning that says what to do, and an interval that holds the rounds."""
+    torch = pytest.importorskip("torch")
+    if torch.cuda.is_available():
+        pytest.skip("the rounds of a GPU are events")
+    from gpuir.fit.timing import HostWatch, Timing
+
+    rounds = cycle((1.6e-6, 3.2e-6, 6.4e-6, 8e-6))
+
+    def restless(self: HostWatch, work: object, budget_s: float) -> Timing:
+        sleep(budget_s)
+        return Timing(next(rounds), 1.6e-6, 0.1, 5)
+
+    monkeypatch.setattr(HostWatch, "__call__", restless)
+    monkeypatch.setattr("gpuir.cli.calibrate.HOST_S", 0.05)
+    done = gpuir("calibrate", "--host", "-o", str(tmp_path / "mine.toml"))
+    text = done.stderr.replace("\n", " ")
+    assert "rounds of the same operation differ by" in text and "end other programs" in text
+    host = load_host(str(tmp_path / "mine.toml"))
+    assert (host.slowdown, host.uncertainty) == (1.0, pytest.approx(5.0, rel=0.1))
+    assert host.source("uncertainty").startswith("measured: 80 % of the rounds")
+    monkeypatch.setattr(HostWatch, "__call__", lambda *_: Timing(1.7e-6, 1.6e-6, 0.1, 5))
+    done = gpuir("calibrate", "--host", "-o", str(tmp_path / "mine.toml"))
+    assert "rounds" not in done.stderr
+    assert load_host(str(tmp_path / "mine.toml")).uncertainty == 1.3

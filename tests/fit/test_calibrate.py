@@ -9,14 +9,15 @@ import numpy as np
 import pytest
 
 from gpuir.cost import cpu
+from gpuir.cost.families import family_of
 from gpuir.cost.tile import predict
 from gpuir.fit.batch import Batch, Clock
 from gpuir.fit.benchmarks import works_of
-from gpuir.fit.calibrate import NOTHING, WAYS, calibration, chosen, with_factors
+from gpuir.fit.calibrate import NOTHING, WAYS, calibration, chosen, ends_of, with_factors
 from gpuir.fit.campaign import read_plan, shipped_plan
 from gpuir.fit.collect import Row, batches_of
 from gpuir.targets.load import load_target
-from gpuir.targets.target import Target
+from gpuir.targets.target import Table, Target
 
 pytestmark = pytest.mark.slow
 
@@ -30,9 +31,11 @@ def calibrated(target: Target, batches: list[Batch]) -> Target:
     return calibration(target, batches, model={})[0]
 
 
-def measured(noise: float = 0.0, spoilt: float = 0.0, there: Target = OTHER) -> list[Batch]:
+def measured(
+    noise: float = 0.0, spoilt: float = 0.0, there: Target = OTHER, seed: int = 0
+) -> list[Batch]:
     """The calibration plan as a CPU with other factors would run it."""
-    rng = np.random.default_rng(0)
+    rng = np.random.default_rng(seed)
     rows: list[Row] = []
     for problem in read_plan(shipped_plan("calibrate-cpu")):
         extents = {c: float(n) for c, n in problem.extents}
@@ -94,6 +97,69 @@ def test_what_predicts_unseen_rows_worse_is_not_done():
         for best in (NOTHING, WAYS[0]):
             clear = {way: np.full(32, 0.1 if way == best else 0.2) for way in WAYS}
             assert chosen(clear, known) == best
+
+
+@pytest.mark.parametrize("count", [1, 4, 8, 9, 30, 63, 300])
+def test_ends_hold_as_many_of_further_rows_as_they_say(count: int):
+    """Of any distribution, here one with a long side; of fewer than four the largest is too few."""
+    rng = np.random.default_rng(0)
+    inside: list[float] = []
+    for _ in range(400):
+        low, high = np.log(ends_of(rng.gamma(2.0, 0.1, count) - 0.2))
+        further = rng.gamma(2.0, 0.1, 400) - 0.2
+        inside.append(float(np.mean((low <= further) & (further <= high))))
+    if count < 4:
+        assert np.mean(inside) < 0.8
+    else:  # (n + 1) 80 % of n rows, rounded up
+        assert 0.79 <= np.mean(inside) <= 0.8 + 2 / (count + 1) + 0.01
+
+
+@pytest.mark.parametrize(("noise", "most"), [(0.05, 1.0), (0.25, 0.9), (0.6, 0.9)])
+def test_an_interval_holds_rows_as_far_off_as_those_left_out(noise: float, most: float):
+    """Further measurements as noisy as those of the calibration: 80 % are inside, or more where
+    other devices were further off; and noise makes wide intervals."""
+    target, (fit,) = calibration(CPU, measured(noise))
+    assert target.backtest == {"cpu.low": fit.ends[0], "cpu.high": fit.ends[1]}
+    inside: list[np.ndarray] = []
+    for b in (b for seed in (1, 2) for b in measured(noise, seed=seed) if len(b.works) == 1):
+        found = predict(b.works[0].take(b.which), target)
+        inside.append((found.low_s <= b.latency_s) & (b.latency_s <= found.high_s))
+        assert (found.low_s <= found.time_s * fit.ends[0] * (1 + 1e-9)).all()
+        assert (found.high_s >= found.time_s * fit.ends[1] * (1 - 1e-9)).all()
+    assert 0.75 < np.mean(np.concatenate(inside)) <= most
+    quiet = calibration(CPU, measured(0.05))[1][0].ends
+    assert fit.ends[1] / fit.ends[0] >= quiet[1] / quiet[0]
+    if noise == 0.6:
+        assert fit.ends[0] < 0.7 and fit.ends[1] > 1.5
+
+
+def test_a_backtest_makes_no_interval_narrower():
+    (b, *_) = measured()
+    (work,) = b.works
+    for target in (CPU, load_target("a100"), load_target("mi210")):
+        plain = predict(work, target)
+        family = family_of(work, target).name
+        for low, high in ((0.99, 1.01), (0.1, 1.0), (1.0, 9.0)):
+            told = Table({f"{family}.low": low, f"{family}.high": high})
+            found = predict(work, replace(target, backtest=told))
+            assert (found.time_s == plain.time_s).all()
+            assert (found.low_s <= np.minimum(plain.low_s, low * plain.time_s) * 1.000001).all()
+            assert (found.high_s >= np.maximum(plain.high_s, high * plain.time_s) * 0.999999).all()
+        other = Table({"experts.low": 0.1, "experts.high": 9.0})
+        assert (predict(work, replace(target, backtest=other)).high_s == plain.high_s).all()
+
+
+def test_a_family_that_calibration_makes_worse_stays_as_it_was(monkeypatch: pytest.MonkeyPatch):
+    rows = measured(noise=0.3, there=CPU)
+    monkeypatch.setattr("gpuir.fit.calibrate.chosen", lambda errors, wary: WAYS[0])
+    moved, (worse,) = calibration(CPU, rows, model={})
+    target, (kept,) = calibration(CPU, rows, model={}, no_worse=True)
+    assert moved.factors and worse.after > worse.before and not worse.refused
+    assert kept.after <= kept.before == worse.before
+    assert kept.refused in (worse.after, 0.0)
+    assert bool(kept.refused) == (target.factors == CPU.factors and not target.local)
+    _, (better,) = calibration(CPU, measured(noise=0.05), model={}, no_worse=True)
+    assert better.after < better.before and not better.refused
 
 
 def test_it_is_the_same_each_time():

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from gpuir.fit.calibrate import FamilyFit
 from gpuir.fit.campaign import Problem
 from gpuir.fit.collect import Row
-from gpuir.fit.steady import check_gain, check_memories, doubts
+from gpuir.fit.steady import (
+    check_gain,
+    check_memories,
+    doubts,
+    host_doubts,
+    left_as_they_were,
+)
 from gpuir.ir.errors import UsageError
 
 
@@ -42,3 +50,26 @@ def test_a_target_that_is_worse_is_refused():
     for worse in ([fit(0.1, 0.2)], [fit(9.0, 2.32)], [fit(0.3, 0.29, 1), fit(0.1, 0.2)]):
         with pytest.raises(UsageError, match="is not written"):
             check_gain(worse)
+
+
+def test_what_would_be_worse_is_left_and_said():
+    """A family alone that is refused stays as it was; where all are, and no rate was measured, the
+    file would say nothing."""
+    worse = FamilyFit("conv", 10, 0.1, 0.1, {}, 0, kept=True, refused=0.12)
+    (text,) = left_as_they_were([fit(0.3, 0.1), worse])
+    assert text.startswith("conv is not calibrated") and "12.0 %" in text and "10.0 %" in text
+    check_gain([worse])
+    same = FamilyFit("gemm", 10, 0.1, 0.1, {}, 0, kept=True)
+    (text,) = left_as_they_were([fit(0.3, 0.1), same, replace(same, family="rows")])
+    assert text.startswith("not calibrated") and text.endswith("better: gemm, rows")
+    check_gain([fit(0.3, 0.1), worse], has_numbers=False)
+    check_gain([fit(0.1, 0.1)], has_numbers=False)
+    with pytest.raises(UsageError, match="is not written"):
+        check_gain([worse], has_numbers=False)
+    with pytest.raises(UsageError, match="is not written"):
+        check_gain([FamilyFit("conv", 10, 0.1, 0.1, {}, 0, refused=0.5)])
+
+
+def test_rounds_of_a_host_that_differ_are_said():
+    assert host_doubts(0.05) == ""
+    assert "differ by 60 %" in host_doubts(0.6)

@@ -128,3 +128,35 @@ def test_bases_on_bases_have_a_bound(tmp_path: Path):
     with pytest.raises(TargetError, match="there are too many levels of bases"):
         load_target(str(tmp_path / "t0.toml"))
     assert load_target(str(tmp_path / "t1190.toml")).base == "a100-sxm-40gb"
+
+
+ENDS = '[backtest.stream]\nlow = 0.8\nhigh = 1.3\n\n[sources]\nbacktest = "calibrated"'
+
+
+def test_a_backtest_is_a_field_like_any_other(spec, tmp_path: Path):
+    mine = load_target(spec("[sources]", ENDS))
+    assert mine.backtest == {"stream.low": 0.8, "stream.high": 1.3}
+    assert mine.source("backtest.stream.low") == "calibrated"
+    assert {r.field: r.value for r in mine.rows()}["backtest.stream.high"] == 1.3
+    (tmp_path / "again.toml").write_text(dump_target(mine), encoding="utf-8")
+    assert load_target(str(tmp_path / "again.toml")).backtest == mine.backtest
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("high = 1.3\n", "", "backtest.stream has two ends, low and high"),
+        ("high", "top", "backtest.stream has two ends, low and high"),
+        ("0.8", "1.1", "backtest.stream.low is on the wrong side of 1"),
+        ("1.3", "0.9", "backtest.stream.high is on the wrong side of 1"),
+        ("1.3", "1e5", "backtest.stream.high is out of range"),
+        ("1.3", '"1.3"', "backtest.stream.high is not a number"),
+        ("[backtest.stream]", "[backtest]", "backtest.low is a table"),
+        ('backtest = "calibrated"', "", "backtest.stream.low has no source"),
+    ],
+)
+def test_a_backtest_is_checked(spec, old: str, new: str, message: str):
+    assert ENDS.count(old) == 1
+    with pytest.raises(TargetError) as error:
+        load_target(spec("[sources]", ENDS.replace(old, new)))
+    assert message in str(error.value) and error.value.fix
