@@ -82,7 +82,7 @@ def command(**given: Any) -> None:
     """Predict a step of MODEL on many GPUs.
 
     gpuir loads MODEL with the batch of the whole step, of all ranks together, then splits it. Ranks
-    that do the same work are simulated once. The exit status is 1 if the step does not fit.
+    that do the same work are simulated once. The report says first if the step does not fit.
 
     \b
     gpuir simulate model.onnx --cluster dgx-a100 --tp 4 --dims batch=8
@@ -105,8 +105,6 @@ def command(**given: Any) -> None:
     if given["format"] in ("table", "json"):
         step = step_fixes(step, given, lambda other: _step(other, loaded, lambda _: None))
     _show(step, given)
-    if not step.fits:
-        raise click.exceptions.Exit(1)
 
 
 def _step(given: dict[str, Any], loaded: Loaded, say: Callable[[str], None]) -> Step:

@@ -119,7 +119,7 @@ class Trained:
     def outside(self, work: Work, familiar: Familiar, measured: bool) -> tuple[str, ...]:
         """What of one kernel the model has not been fitted on: "kind", "gpu", "dtype", "size",
         "indices"; of a kernel that no table has, its kind says all."""
-        if not self.intervals or is_unfitted(work, "any"):
+        if is_unfitted(work, "any") or not (self.intervals or measured):
             return () if measured else ("kind",)
         new = {
             "kind": not measured,
