@@ -348,7 +348,9 @@ def top_k(rows: Number, length: Number, found: Number, dtype: DType) -> Work:
     shapes = np.broadcast_arrays(rows, length, found)
     if not shapes[0].ndim:
         return one(*map(float, shapes))
-    return stacked([one(*map(float, row)) for row in np.stack(shapes, axis=-1)])
+    each = np.stack(shapes, axis=-1).reshape(-1, 3)
+    flat = stacked([one(*map(float, row)) for row in each])
+    return flat.each(lambda column: np.reshape(column, shapes[0].shape))
 
 
 # ---------------------------------------------------------------------------- axes
