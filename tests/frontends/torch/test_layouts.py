@@ -156,17 +156,12 @@ def test_the_report_says_how_images_lie():
     assert not any("NCHW" in x for x in gpuir.load(nn.ReLU(), args=(torch.empty(2),)).assumed)
 
 
-def test_channels_last_is_quicker_under_eager():
-    times = [
-        gpuir.summary(
-            gpuir.analyze(
-                net().half(),
-                (torch.empty(64, 8, 128, 128).half(),),
-                target="rtx3090",
-                profile="eager",
-                channels_last=last,
-            )
-        ).latency_s
-        for last in (True, False)
-    ]
+def test_convolutions_of_channels_last_images_are_quicker_under_eager():
+    """Not all of the model: PyTorch resamples such images more slowly (pixels.csv)."""
+    times: list[float] = []
+    for last in (True, False):
+        x = torch.empty(64, 8, 128, 128).half()
+        options = {"target": "rtx3090", "profile": "eager", "channels_last": last}
+        kernels = gpuir.summary(gpuir.analyze(net().half(), (x,), **options)).kernels
+        times.append(sum(k.time_s for k in kernels if k.kind == "conv"))
     assert times[0] < times[1]
