@@ -256,7 +256,7 @@ NUMBERS = ("_local_scalar_dense",)  # gives no tensor
 TOLD_BY_TYPE = {CONVERTERS[name] for name in ("reshape", "expand", "_to_copy", "zeros", "ones")}
 WITHOUT_EFFECT = {
     # what the results' types say
-    *("dtype", "size", "out_dtype", "half_to_float", "input_dtype", "output_size"),
+    *("dtype", "size", "out_dtype", "half_to_float", "input_dtype", "output_size", "input_size"),
     *(
         "split_size",
         "split_sizes",
