@@ -288,6 +288,8 @@ OF_ONE = {
     "native_group_norm": {"N", "C", "HxW"},
     "native_group_norm_backward": {"N", "C", "HxW"},
     "lu_unpack": {"unpack_data", "unpack_pivots"},  # a result left out has no type
+    # as many as there is room for are assumed to be found, and the report says so
+    "nonzero_static": {"fill_value"},
     # gradients alone go by it
     "embedding": {"padding_idx", "scale_grad_by_freq", "sparse"},
     **{key: {"scale_grad_by_freq", "sparse", "include_last_offset"} for key in BAGS},
