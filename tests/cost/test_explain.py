@@ -24,6 +24,7 @@ from gpuir.cost.table import PREDICTORS
 from gpuir.ir.errors import UsageError
 from gpuir.ir.types import f16, f32
 from gpuir.targets.load import load_target
+from gpuir.targets.target import Table
 
 A100 = load_target("a100")
 
@@ -155,3 +156,17 @@ def test_the_ends_of_the_interval_name_their_backtest(monkeypatch):
     *_, low, high = explained(op, tile, A100, cost)
     assert (low.value, high.value) == cost.interval
     assert low.source.endswith("backtest of the family tensor on GPUs left out, f16")
+
+
+def test_the_backtest_of_a_calibration_is_named():
+    """Where the target's own makes an interval wider, its ends and its source are told."""
+    ends = Table({"stream.low": 0.2, "stream.high": 5.0})
+    sources = Table({**A100.sources, "backtest": "calibrated on a busy machine"})
+    mine = replace(A100, name="mine", backtest=ends, sources=sources)
+    op = mapped("add", f32, (4096, 4096), (4096, 4096))
+    for target in (A100, mine):
+        tile = tiled(op, target)
+        *_, low, high = explained(op, tile, target, PREDICTORS["tile"](op, tile, target))
+        told = "at least x 0.2 to x 5 on mine: calibrated on a busy machine" in low.source
+        assert told == (target is mine)
+        assert (high.value / low.value >= 24.99) == (target is mine)
