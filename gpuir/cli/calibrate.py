@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from os.path import realpath, relpath
@@ -104,9 +104,9 @@ def command(target: str | None, tables: tuple[str, ...], out: str | None, **give
     check_gain(fits, bool(numbers))
     for text in left_as_they_were(fits):
         warn(text)
-    fitted = {f"factors.{f}": v for f, v in result.factors.items()}
-    fitted |= {f"local.{f}": v for f, v in result.local.items()}
-    fitted |= {f"backtest.{f}": v for f, v in result.backtest.items()}
+    fitted = {f"backtest.{f}": v for f, v in result.backtest.items()}
+    fitted |= _instead("factors", start.factors, result.factors)
+    fitted |= _instead("local", start.local, result.local)
     rows = sum(f.rows for f in fits)
     sources = {", ".join(numbers): how} if numbers else {}
     sources["factors, local, backtest"] = f"calibrated on {rows} kernels, {how}; {_errors(fits)}"
@@ -120,6 +120,12 @@ def command(target: str | None, tables: tuple[str, ...], out: str | None, **give
         emit(page.text())
     else:
         note(page.text())
+
+
+def _instead(table: str, old: Mapping[str, float], new: Mapping[str, float]) -> dict[str, float]:
+    """The multipliers of a file whose base has others: those that are gone would come with it, so
+    they are 1."""
+    return {f"{table}.{path}": n for path, n in {**dict.fromkeys(old, 1.0), **new}.items()}
 
 
 def host_file(

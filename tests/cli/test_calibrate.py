@@ -133,6 +133,19 @@ def test_such_a_target_is_one_like_any_other(folder: Path):
     assert load_target("tables/again.toml").device == "a100-pcie-40gb"
 
 
+def test_what_a_calibrated_base_says_does_not_stay(folder: Path):
+    """Calibrated again, from its own file, on kernels that take what the shipped target says."""
+    recorded(folder / "slow.csv", 1.25)
+    recorded(folder / "plain.csv", 1.0)
+    run("calibrate", "--target", "a100-pcie", "--table", "slow.csv", "-o", "slow.toml")
+    run("calibrate", "--target", "slow.toml", "--table", "plain.csv", "-o", "again.toml")
+    work = works_of("add", "f32", {"cells": np.array([6.7e7])})[0]
+    names = ("a100-pcie", "slow.toml", "again.toml")
+    plain, slow, again = (predict(work, load_target(name)).time_s[0] for name in names)
+    assert slow / plain == pytest.approx(1.25, rel=0.05)
+    assert again / plain == pytest.approx(1.0, rel=0.02)
+
+
 def test_without_a_file_the_target_is_on_stdout(folder: Path):
     recorded(folder / "mine.csv", 1.1)
     done = run("calibrate", "--target", "a100-pcie", "--table", "mine.csv")
