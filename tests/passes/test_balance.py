@@ -74,13 +74,34 @@ def test_fewer_bytes_are_worth_a_quarter(weights: list[float], paces: list[float
     fewer = [i for i in allowed if alive[i] < most]
     ways = list(combinations(fewer, parts - 1)) if most else []
     assert all(max(lengths(rows, way)) > SPARE * best for way in ways)
+    near = [i for i in allowed if alive[i] <= most]
+    short = [w for w in combinations(near, parts - 1) if max(lengths(rows, w)) <= SPARE * best]
+    half = parts // 2  # of the cuts, or one more: no more than a narrow place has
+    narrow = min((sorted(alive[i] for i in w)[half - 1] for w in short), default=0) if half else 0
+    beyond = [sum(max(alive[i] - narrow, 0) for i in w) for w in short]
+    ways = [lengths(rows, w) for w, x in zip(short, beyond, strict=True) if x == min(beyond)]
+    assert sum(max(alive[i] - narrow, 0) for i in cuts) == min(beyond)
+    longest = min(max(way) for way in ways)
+    assert max(lengths(rows, cuts)) == pytest.approx(longest)
+    squares = [sum(x * x for x in way) for way in ways if max(way) <= longest * (1 + 1e-9)]
+    assert sum(x * x for x in lengths(rows, cuts)) == pytest.approx(min(squares))
 
 
-def test_layers_of_one_kind_are_cut_between_them():
-    """Six layers of three nodes, of which the middle one's result is wide."""
-    weights, alive = [1.0, 4.0, 1.0] * 6, [1, 5, 5] * 6
-    assert best_cuts([weights] * 3, range(1, 18), alive) == (6, 12)
-    assert best_cuts([weights] * 6, range(1, 18), alive) == (3, 6, 9, 12, 15)
+def test_a_long_end_leaves_the_cuts_before_it_between_layers():
+    """Twelve layers and a head of half a layer in twelve parts: a last layer with the head is too
+    long by a little, so one cut goes into it, and no other into a layer."""
+    weights, alive = [1.0] * 75, [2, 5, 5, 5, 5, 5] * 12 + [1, 1, 1]
+    cuts = best_cuts([weights] * 12, range(1, 75), alive)
+    assert cuts == (6, 12, 18, 24, 30, 36, 42, 48, 54, 60, 67)
+
+
+@given(st.integers(2, 12), st.integers(2, 12), st.floats(0.01, 100.0))
+def test_equal_layers_make_the_last_parts_longer(layers: int, parts: int, seconds: float):
+    """Whatever a layer takes: the first parts of a pipeline hold the most microbatches."""
+    if parts <= layers:
+        cuts = best_cuts([[seconds] * layers] * parts, range(1, layers), [1] * layers)
+        counts = lengths([[1.0] * layers] * parts, cuts)
+        assert list(counts) == sorted(counts) and counts[-1] - counts[0] <= 1
 
 
 def test_a_quick_part_gets_more_layers():

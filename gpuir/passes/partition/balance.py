@@ -8,6 +8,7 @@ from itertools import accumulate, pairwise
 from math import inf
 
 import numpy as np
+from numpy.typing import NDArray
 
 from gpuir.ir.graph import Node, Value
 from gpuir.ops import tensor as t
@@ -15,6 +16,7 @@ from gpuir.targets.target import Target
 
 Weigh = Callable[[Node], float]
 Rows = Sequence[Sequence[float]]  # a row a part: what nodes weigh there, or sums of that
+Floats = NDArray[np.float64]
 SPARE = 1.25  # assumed: how much longer a part may be for fewer bytes between parts
 
 
@@ -73,9 +75,10 @@ def best_cuts(weights: Rows, allowed: Sequence[int], bytes: Sequence[int]) -> tu
     `weights`: of all nodes, as the first, the second ... part would have them.
 
     Of the places `allowed` those are used at which the fewest bytes are alive, and as many of them
-    as it takes for a longest part that is at most `SPARE` times the shortest possible. Among all
-    choices of them the longest part is the shortest there is; among those the parts are the most
-    even (least sum of squares).
+    as it takes for a longest part that is at most `SPARE` times the shortest possible. Of all ways
+    to cut there, within that length, those with the fewest bytes at all cuts together are taken:
+    if one long node takes a wide place, the other cuts stay at narrow ones. Among these the longest
+    part is the shortest there is, and then the parts are the most even (least sum of squares).
     """
     sums = _by_row(weights, lambda row: (0.0, *accumulate(row)))
     count, parts = len(weights[0]), len(weights)
@@ -95,7 +98,17 @@ def best_cuts(weights: Rows, allowed: Sequence[int], bytes: Sequence[int]) -> tu
     enough = SPARE * longest(most)
     most = limits[bisect_left(limits, True, key=lambda n: longest(n) <= enough)] if limits else 0
     rows = ends(most)
-    return tuple(rows[i] for i in most_even(at(rows)))
+    inner = np.asarray([bytes[i] for i in rows[1:-1]], float)
+    below = limits[: bisect_right(limits, most)]
+
+    def beyond(narrow: int) -> Floats:
+        return np.concatenate(([0.0], np.maximum(inner - narrow, 0.0), [0.0]))
+
+    def is_narrow(narrow: int) -> bool:
+        return 2 * fewest(at(rows), np.sign(beyond(narrow)), enough) <= parts - 1
+
+    narrow = below[bisect_left(below, True, key=is_narrow)] if limits else 0
+    return tuple(rows[i] for i in most_even(at(rows), beyond(narrow), enough))
 
 
 def _by_row(rows: Rows, made: Callable[[Sequence[float]], Sequence[float]]) -> Rows:
@@ -139,9 +152,8 @@ def shortest_longest(sums: Rows) -> float:
     return high
 
 
-def _least(is_enough: Callable[[float], bool], high: float) -> float:
+def _least(is_enough: Callable[[float], bool], high: float, low: float = 0.0) -> float:
     """The least limit that is enough, as near as numbers of 53 bits tell; `high` is."""
-    low = 0.0
     for _ in range(60):
         middle = (low + high) / 2
         low, high = (low, middle) if is_enough(middle) else (middle, high)
@@ -160,34 +172,75 @@ def _reaches(sums: Rows, limit: float) -> bool:
     return bool(ends[-1])
 
 
-def most_even(sums: Rows) -> tuple[int, ...]:
-    """The places between parts, none of which is longer than has to be, with the least sum of the
-    squares of their lengths: a dynamic programme over the parts."""
+def most_even(sums: Rows, cost: Floats | None = None, enough: float = 0.0) -> tuple[int, ...]:
+    """The places between parts with the least cost in all, of those that leave no part longer than
+    `enough`, or than has to be. Of these the longest part is the shortest, and then the sum of the
+    squares of lengths the least: a dynamic programme over the parts. Of equal ones, rounding aside,
+    the last part is the longest: a pipeline's first ones hold the most microbatches."""
     count, parts = len(sums[0]) - 1, len(sums)
+    cost = np.zeros(count + 1) if cost is None else cost
     limit = shortest_longest(sums) * (1 + 1e-12)
-    best: dict[int, float] = {0: 0.0}  # by where the parts so far end
+    least = fewest(sums, cost, max(enough, limit))
+    if fewest(sums, cost, limit) > least:
+        limit = _least(lambda x: fewest(sums, cost, x) <= least, enough, limit)
+    before = _costs(sums, cost, limit)
+    turned = _by_row(sums[::-1], lambda own: [own[-1] - x for x in own[::-1]])
+    after = _costs(turned, cost[::-1], limit * (1 + 1e-9))
+    best: dict[int, tuple[float, float]] = {0: (0.0, 0.0)}  # by where the parts so far end
     came: list[dict[int, int]] = []
     for part, own in enumerate(sums, 1):
-        left = parts - part
-        ends = range(count, count + 1) if not left else range(part, count - left + 1)
+        through = before[part] + after[parts - part][::-1] - cost  # of the best way by each place
         starts = sorted(best)
-        now, before = dict[int, float](), dict[int, int]()
-        for end in ends:
+        now, last = dict[int, tuple[float, float]](), dict[int, int]()
+        for end in map(int, np.flatnonzero(through <= least)):
             whole = own[end]
-            first = bisect_left(starts, True, key=lambda i: whole - own[i] <= limit)
+            first = bisect_left(starts, whole - limit, key=own.__getitem__)
             for i in starts[first:]:
                 if i >= end:
                     break
-                cost = best[i] + (whole - own[i]) ** 2
-                if cost < now.get(end, inf):
-                    now[end], before[end] = cost, i
+                wide, uneven = best[i]
+                wide, uneven = wide + float(cost[end]), uneven + (whole - own[i]) ** 2
+                found = now.get(end, (inf, inf))
+                if wide < found[0] or (wide == found[0] and uneven < found[1] * (1 - 1e-9)):
+                    now[end], last[end] = (wide, uneven), i
         best = now
-        came.append(before)
-    at, found = count, list[int]()
-    for before in reversed(came[1:]):
-        at = before[at]
-        found.append(at)
-    return tuple(reversed(found))
+        came.append(last)
+    at, places = count, list[int]()
+    for last in reversed(came[1:]):
+        at = last[at]
+        places.append(at)
+    return tuple(reversed(places))
+
+
+def fewest(sums: Rows, cost: Floats, limit: float) -> float:
+    """The least cost of all places between parts, with no part longer than the limit."""
+    return float(_costs(sums, cost, limit)[-1][-1])
+
+
+def _costs(sums: Rows, cost: Floats, limit: float) -> list[Floats]:
+    """Of no part, the first part, the first two ...: the least cost of all ends so far, by where
+    the last one is, with no part longer than the limit."""
+    now = np.where(np.arange(len(cost)) == 0, 0.0, inf)
+    found = [now]
+    starts = _by_row(sums, lambda own: np.searchsorted(own, np.asarray(own) - limit))
+    for firsts in starts:
+        now = cost + _least_since(now, firsts)
+        found.append(now)
+    return found
+
+
+def _least_since(values: Floats, firsts: NDArray[np.intp]) -> Floats:
+    """For each place, the least of the values from its first one to the one before it: of two
+    stretches of a power of two that cover them (a sparse table)."""
+    places = np.arange(len(values))
+    found = np.full(len(values), inf)
+    size = 1
+    while size < len(places):
+        some = (places - firsts >= size) & (places - firsts < 2 * size)
+        found[some] = np.minimum(values[firsts[some]], values[places[some] - size])
+        values = np.minimum(values[:-size], values[size:])
+        size *= 2
+    return found
 
 
 def lengths(weights: Rows, cuts: Sequence[int]) -> tuple[float, ...]:
