@@ -222,9 +222,9 @@ def _costs(sums: Rows, cost: Floats, limit: float) -> list[Floats]:
     the last one is, with no part longer than the limit."""
     now = np.where(np.arange(len(cost)) == 0, 0.0, inf)
     found = [now]
-    starts = _by_row(sums, lambda own: np.searchsorted(own, np.asarray(own) - limit))
-    for firsts in starts:
-        now = cost + _least_since(now, firsts)
+    firsts = {id(own): np.searchsorted(own, np.asarray(own) - limit) for own in sums}
+    for own in sums:
+        now = cost + _least_since(now, firsts[id(own)])
         found.append(now)
     return found
 
