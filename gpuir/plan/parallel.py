@@ -352,7 +352,7 @@ def read_lines(text: str, where: str, first: int = 1) -> dict[str, Tried]:
             )
             if name != str(found[name].choice):
                 raise ValueError
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, UsageError) as error:
             raise UsageError(
                 "the line does not come from an earlier search",
                 where=f"{where}:{number}",
