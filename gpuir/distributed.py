@@ -553,17 +553,20 @@ class _Maker:
 
     def part_bytes(self, part: PartGraphs, runs: dict[str, Run], target: Target) -> PartBytes:
         """Of a part, whose graphs may have been looked at as those of another, under its names."""
-        there: dict[str, str] = {}
-        for g, run in zip(part.graphs, runs.values(), strict=True):
-            ends = zip(
-                (*g.inputs, *g.outputs), (*run.graph.inputs, *run.graph.outputs), strict=True
-            )
-            there.update((v.name, other.name) for v, other in ends)
-        saved, kept = (tuple(there[v.name] for v in some) for some in (part.saved, part.kept))
-        key = tuple(id(run.graph) for run in runs.values()), saved, kept
+        called: dict[str, dict[str, str]] = {}
+        for g, (kind, run) in zip(part.graphs, runs.items(), strict=True):
+            ends = (*run.graph.inputs, *run.graph.outputs), (*g.inputs, *g.outputs)
+            called[kind] = {there.name: own.name for there, own in zip(*ends, strict=True)}
+        saved, kept = ({v.name for v in some} for some in (part.saved, part.kept))
+        seen = (
+            (id(runs[kind].graph), *(i for i, own in enumerate(names.values()) if own in some))
+            for some in (saved, kept)
+            for kind, names in called.items()
+        )
+        key = tuple(seen)
         if key not in self.bytes:
             lowered = {kind: run.graph for kind, run in runs.items()}
-            self.bytes[key] = part_bytes(lowered, saved, kept, target)
+            self.bytes[key] = part_bytes(lowered, saved, kept, target, called)
         return replace(self.bytes[key], params=params_of(part.graphs))
 
 

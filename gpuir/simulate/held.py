@@ -44,9 +44,11 @@ def part_bytes(
     saved: Collection[str],
     kept: Collection[str] = (),
     target: Target | None = None,
+    called: Mapping[str, Mapping[str, str]] | None = None,
 ) -> PartBytes:
     """Of a part's lowered graphs, by the kind of task that runs each. `saved` are the names of what
-    `forward` has or makes that is read later, `kept` of what `backward` makes for `weights`.
+    `forward` has or makes that is read later, `kept` of what `backward` makes for `weights`. Where
+    a graph was lowered for another part, `called` has the part's names of its inputs and outputs.
 
     A pass lets go of what was left for it after its last reader, as PyTorch's autograd does; what
     the gradients of weights read all waits for them.
@@ -54,8 +56,17 @@ def part_bytes(
     params: dict[str, tuple[MemoryKind, int]] = {}
     needs: dict[str, int] = {}
     left = {*saved, *kept}
-    weights, last = passes.get("weights"), passes.get("last")
-    late = {v.name for v in weights.inputs} & left if weights else set[str]()
+    names = called or {}
+
+    def among(kind: str, wanted: Collection[str]) -> set[str]:
+        """The graph's own names of what the part has under one of these."""
+        g, own = passes[kind], names.get(kind, {})
+        return {v.name for v in (*g.inputs, *g.outputs) if own.get(v.name, v.name) in wanted}
+
+    last, late = passes.get("last"), set[str]()  # by the part's names
+    if "weights" in passes:
+        own = names.get("weights", {})
+        late = {own.get(v.name, v.name) for v in passes["weights"].inputs} & left
     summed = 0  # what `last` gives the update in no buffer
     if last is not None:
         over = last.over or (None,) * len(last.outputs)
@@ -63,8 +74,8 @@ def part_bytes(
         summed = sum(rounded(v.type.nbytes, BLOCK) for v in own if last.role_of(v) == "gradient")
     for kind, g in passes.items():
         is_backward = kind in ("backward", "weights", "last")
-        given = {v.name for v in g.inputs} & left if is_backward else set[str]()
-        spent = given - late if kind == "backward" else given
+        given = among(kind, left) & {v.name for v in g.inputs} if is_backward else set[str]()
+        spent = given - among(kind, late) if kind == "backward" else given
         own = params_of((g,))
         there = sum(n for _, n in own.values())
         there += sum(rounded(v.type.nbytes, BLOCK) for v in g.inputs if v.name in given)
@@ -73,10 +84,11 @@ def part_bytes(
         needs[kind] = max(memory(g, target, spent=spent).peak_bytes - there, 0)
         params |= own
     forward, backward = passes["forward"], passes.get("backward")
-    later = _left(forward, late) if late else 0
+    later = _left(forward, among("forward", late)) if late else 0
     if backward is not None and late:
-        later += _left(backward, late & set(kept))
-    return PartBytes(params, _left(forward, saved) if backward else 0, later, needs)
+        later += _left(backward, among("backward", late & set(kept)))
+    whole = _left(forward, among("forward", saved)) if backward else 0
+    return PartBytes(params, whole, later, needs)
 
 
 def params_of(graphs: Iterable[Graph]) -> dict[str, tuple[MemoryKind, int]]:
