@@ -665,7 +665,7 @@ def run_names(summaries: Sequence[Summary]) -> list[str]:
     """What tells the runs apart: `a100`, `eager`, or `a100 eager` where both differ."""
     given = [s.graph.target or s.device.name for s in summaries]
     names = [s.device.name for s in summaries]
-    targets = names if len(set(names)) == len(set(given)) else given
+    targets = names if len(set(names)) >= len(set(given)) else given
     profiles = [s.profile.name for s in summaries]
     if len(set(profiles)) == 1:
         return targets
