@@ -194,6 +194,9 @@ def least_bytes(choice: Choice, model: Model, known: Iterable[Tried] = ()) -> in
     states = model.state_bytes / (shared * (p.dp if p.zero else 1))
     left = 0.0
     for x in known if model.alike else ():
+        # other schedules than 1f1b keep more passes than `in_flight` says
+        if x.choice.parallel.pp > 1 and x.choice.parallel.schedule != "1f1b":
+            continue
         if x.activations and choice.is_part_of(x.choice) and choice.recompute == x.choice.recompute:
             cut = in_flight(p) / in_flight(x.choice.parallel) * choice.share / x.choice.share
             q = x.choice.parallel
