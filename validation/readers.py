@@ -20,6 +20,10 @@ OTHERS = (
     Other(("gpu", "measured_iter_ms"), "training iterations of whole models: `gpuir eval dlrm`"),
     Other(("placement", "global_batch", "step_time_s"), "steps of recommenders: `gpuir eval dlrm`"),
     Other(("kind", "mean_us", "machine"), "host overheads, which profiles are made from"),
+    Other(
+        ("gpu", "framework", "experts_hit", "chunk", "n_decode", "kv", "latency_us"),
+        "layers in mixed steps of serving engines, for a command to come",
+    ),
     Other(("dataset", "indices", "unique_rows"), "statistics of embedding indices, no measurement"),
     Other(("table", "reference_version", "compared_version"), "notes on versions, no measurement"),
     Other(("system", "sm_version"), "a list of systems, no measurement"),
