@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from math import log2, prod
 from typing import Any, Literal
 
@@ -27,44 +28,42 @@ def upsample(mode: Mode, exact: bool = False, antialias: bool = False) -> Conver
     """Image axes resampled to the result's extents, by the factors that the call gives, else by
     their ratio. torch's nearest is the cell below, unless `exact`; its antialiased cubic has
     another coefficient."""
+    how = _resampling(mode, exact, antialias)
 
     def convert(n: TorchNode, e: Emitter) -> Value:
         x: Value = n.one_of("input", "self")
-        scales, coords = _places(n, mode, exact, x.type.shape[2:], n.type.shape[2:])
-        op = t.Resize(
-            x,
-            shape=n.type.shape,
-            scales=(1.0, 1.0, *scales),
-            mode=mode,
-            coords=coords,
-            nearest="round_prefer_ceil" if exact else "floor",
-            cubic_a=-0.5 if antialias else -0.75,
-            antialias=antialias,
-        )
-        return e(op)
+        return e(t.Resize(x, **how(n, x.type.shape[2:], n.type.shape[2:])))
 
     return convert
 
 
 def upsample_backward(mode: Mode, exact: bool = False, antialias: bool = False) -> Converter:
     """The gradient of that."""
+    how = _resampling(mode, exact, antialias)
 
     def convert(n: TorchNode, e: Emitter) -> Value:
         dy = n["grad_output"]
-        scales, coords = _places(n, mode, exact, n.type.shape[2:], dy.type.shape[2:])
-        op = t.ResizeGradient(
-            dy,
-            shape=n.type.shape,
-            scales=(1.0, 1.0, *scales),
-            mode=mode,
-            coords=coords,
-            nearest="round_prefer_ceil" if exact else "floor",
-            cubic_a=-0.5 if antialias else -0.75,
-            antialias=antialias,
-        )
-        return e(op)
+        return e(t.ResizeGradient(dy, **how(n, n.type.shape[2:], dy.type.shape[2:])))
 
     return convert
+
+
+def _resampling(mode: Mode, exact: bool, antialias: bool) -> Callable[..., dict[str, Any]]:
+    """What a call says of how cells of images of one extent become those of another."""
+
+    def how(n: TorchNode, before: tuple[int, ...], after: tuple[int, ...]) -> dict[str, Any]:
+        scales, coords = _places(n, mode, exact, before, after)
+        return {
+            "shape": n.type.shape,
+            "scales": (1.0, 1.0, *scales),
+            "mode": mode,
+            "coords": coords,
+            "nearest": "round_prefer_ceil" if exact else "floor",
+            "cubic_a": -0.5 if antialias else -0.75,
+            "antialias": antialias,
+        }
+
+    return how
 
 
 def _places(
