@@ -118,7 +118,7 @@ def _detail(op: k.KernelOp) -> Detail | None:
     """What else the formulas of a gather, a copy or a routine go by."""
     match op:
         case k.Routine():
-            return threads_of(op) or steps.of(op.routine)
+            return replace(steps.of(op.routine), threads=threads_of(op))
         case k.Opaque():
             return threads_of(op)
         case k.Gather(library=library) if library:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from math import ceil, log2, prod
 from typing import Any
 
-from gpuir.cost.work import Detail
+from gpuir.cost.work import Detail, Threads
 from gpuir.ops import tensor as t
 
 # Routines that are one launch in which threads have nothing to say to each other: a map's formulas
@@ -122,12 +122,14 @@ class Way(Detail):
 @dataclass(frozen=True)
 class Steps(Detail):
     """A routine's ways on a GPU, and on a CPU clocks of one core beside flops at a share of its
-    peak, so many pieces of which are beside each other."""
+    peak, so many pieces of which are beside each other; how a GPU's threads share it out, where
+    that is known."""
 
     ways: tuple[Way, ...]
     cpu_clocks: float = 0.0
     cpu_flops: float = 0.0
     pieces: float = 1.0
+    threads: Threads | None = None
 
 
 def name_of(op: t.Routine | t.TopK) -> str:

@@ -13,6 +13,7 @@ import gpuir
 from gpuir.cost.pixels import threads_of
 from gpuir.cost.reading import work_of
 from gpuir.loading import load_text
+from gpuir.targets.load import load_target
 
 MEASURED = Path(__file__).parents[2] / "specs" / "measurements" / "pixels.csv"
 LAST = "{0, 2, 3, 1}"
@@ -137,6 +138,37 @@ def test_work_is_stacked_with_its_threads():
     (kernel,) = resized("linear", 1, 32, 16, 16, 32, 32).nodes
     work = work_of(kernel.op)
     assert work.each(np.asarray).detail.turns == 32
+
+
+ROUTINES = {
+    "grid_sample": (
+        "  in %x: f32[2, 64, 64, 64]\n  in %at: f32[2, 32, 32, 2]",
+        *("f32[2, 64, 32, 32]", '[%x, %at], [f32[2, 64, 32, 32]], attrs=[["mode", "linear"]]'),
+    ),
+    "adaptive_pool": (
+        "  in %x: f32[8, 256, 30, 30]",
+        *("f32[8, 256, 7, 7]", "[%x], [f32[8, 256, 7, 7]]"),
+    ),
+    "roi_align": (
+        "  in %x: f32[1, 64, 50, 50]\n  in %at: f32[100, 5]",
+        *("f32[100, 64, 7, 7]", "[%x, %at], [f32[100, 64, 7, 7]], work=10035200"),
+    ),
+}
+
+
+@pytest.mark.parametrize("fn", ROUTINES)
+def test_a_routine_has_threads_on_a_gpu_and_clocks_on_a_cpu(fn):
+    """A CPU's time was read off threads that it does not have."""
+    reads, gives, rest = ROUTINES[fn]
+    if fn == "adaptive_pool":
+        rest += ', attrs=[["fn", "mean"], ["count", 2]]'
+    op = f't.routine("{fn}", {rest})'
+    (kernel,) = costed(reads, gives, op).nodes
+    work = work_of(kernel.op)
+    assert work.detail.threads == threads_of(kernel.op) is not None
+    (kernel,) = costed(reads, gives, op, target="cpu").nodes
+    clock_hz = load_target("cpu").clock_hz
+    assert kernel.cost.time_s > work.detail.cpu_clocks / clock_hz / load_target("cpu").sms
 
 
 @pytest.mark.slow
