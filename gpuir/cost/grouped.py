@@ -14,8 +14,8 @@ from collections.abc import Mapping
 import numpy as np
 
 from gpuir.cost.family import Family, Terms, fastest
-from gpuir.cost.nest import Tiles, instruction, is_partitioned, kept_bytes, missed
-from gpuir.cost.power import sustained
+from gpuir.cost.nest import Tiles, instruction, is_partitioned, kept_bytes, missed, of_isa
+from gpuir.cost.power import fed
 from gpuir.cost.routing import ROWS, Routed
 from gpuir.cost.sheet import Factor, Number, Sheet
 from gpuir.cost.work import Work
@@ -110,7 +110,11 @@ WAITS_HZ = 1.98e9
 L2_KEEPS, L2_EDGE = 0.95, 0.3
 # Of the listed L2 rate, in one piece and in two partitions: as of streams.
 L2_SHARES = 0.75, 0.42
-# Weights that are converted feed tiles as fast as lanes convert them. A factor of 1 is H100's L2:
+# Bytes a clock that an SM takes of the L2 at most, however few SMs draw: what the GPUs that were
+# measured have for each where all draw. Of the listed rates (targets), B200 has 64.0, A100 47.4 and
+# H200 46.6; L40S, whose L2 is in one piece, 21.6 by the ratio of L2_SHARES.
+SM_BYTES = {"sm_10": 64.0, "sm_89": 38.6, "": 47.0}
+# Weights that are converted feed tiles as fast as lanes convert them. A factor of 1 is H200's L2:
 # bytes a clock of an SM.
 CONVERTED_BYTES = 46.6
 # What GDDR reaches of its listed bandwidth over what HBM does, with error codes in band: as of
@@ -200,12 +204,21 @@ def _product(
 ) -> Number:
     """Seconds of a grouped product with matrices of k by n: the busiest SM's tiles, each as long as
     its arithmetic or its operands' way in; at least the time that one takes alone, a chain of waits
-    for weights, of which the share `cold` comes from DRAM."""
+    for weights, of which the share `cold` comes from DRAM. The board's power and the L2 are for the
+    SMs at work, however many others there are."""
     xp, sms = s.xp, target.sms
     peak = s.put("peak", _peak(work, target), "flop/s")
-    rate = peak * p["compute share"]
-    rate = rate * sustained(target, peak, True, work.dtype.bits) ** p["joule share"]
-    feeding = _l2_rate(target) / L2_SHARES[True] * p["feed share"]
+    tm, tn = tiles.dims["m"], tiles.dims["n"]
+    count = s.put("blocks", _blocks(s, work, tiles) * xp.ceil(n / tn))
+    load = p["tail"] * xp.ceil(count / sms) + (1 - p["tail"]) * xp.maximum(count / sms, 1.0)
+    load = s.put("rounds of the busiest SM", load, "", "the last one's idle share in part")
+    at_work = s.put("SMs at work", count / load, "", "on average, of all rounds")
+    rate = peak / sms
+    power = xp.minimum(1.0, fed(target, True, work.dtype.bits) / (rate * at_work))
+    power = s.put("share of the rate that power feeds", power, "", "cost.power")
+    rate = rate * p["compute share"] * power ** p["joule share"]
+    drawn = of_isa(SM_BYTES, target.isa) * target.clock_hz
+    feeding = xp.minimum(_l2_rate(target) / L2_SHARES[True] / at_work, drawn) * p["feed share"]
     if work.kind.startswith("marlin"):
         rate = rate * MMA_SYNC[instruction(target)]
     elif instruction(target) != "wgmma":
@@ -214,15 +227,12 @@ def _product(
     elif work.kind in UNTUNED:
         rate, feeding = rate * p["untuned rate"], feeding * p["untuned rate"]
     if work.kind.endswith("converted"):
-        feeding = sms * target.clock_hz * CONVERTED_BYTES * p["feed share"]
-    tm, tn = tiles.dims["m"], tiles.dims["n"]
-    count = s.put("blocks", _blocks(s, work, tiles) * xp.ceil(n / tn))
-    load = p["tail"] * xp.ceil(count / sms) + (1 - p["tail"]) * xp.maximum(count / sms, 1.0)
-    arithmetic = s.put("arithmetic of a tile", 2 * tm * tn * k / (rate / sms), "s")
+        feeding = target.clock_hz * CONVERTED_BYTES * p["feed share"]
+    arithmetic = s.put("arithmetic of a tile", 2 * tm * tn * k / rate, "s")
     paired = instruction(target) == "tcgen05" and work.kind.startswith(PAIRED)
     weights = tn * work.operands[1].cell_bytes / (2 if paired else 1)
     loads = (tm * work.dtype.bits / 8 + weights) * k
-    loads = s.put("loads of a tile", loads / (feeding / sms), "s")
+    loads = s.put("loads of a tile", loads / feeding, "s")
     waits = s.put("waits", WAITS_HZ / target.clock_hz, "", "cost.grouped.WAITS_HZ")
     tile = xp.maximum(arithmetic, loads) + p["fill"] * waits
     chain = p["depth"] * waits * k * (cold + (1 - cold) * p["warm depth"])

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -19,6 +19,7 @@ from gpuir.ir.notes import BY_DIMENSION, BY_OPERAND, Tile
 from gpuir.ir.types import DType, f32, tf32
 from gpuir.targets.target import Target
 
+V = TypeVar("V")
 BLOCK_SMEM_BYTES = 1024  # what the system takes of each block: CUDA C++ Programming Guide, sm_80 on
 OWN_REGISTERS = 32  # assumed: addresses, counters and fragments of one thread
 PLAIN = ("stages", "warps", "split", "group", "unroll")  # options of a whole tile
@@ -195,6 +196,11 @@ def _bytes_in(s: Sheet, work: Work, sizes: Mapping[str, Number], staging: Stagin
 
 
 # ---------------------------------------------------------------------------- what targets can do
+
+
+def of_isa(table: Mapping[str, V], isa: str) -> V:
+    """The entry of an architecture, by the start of its name; the last one is everyone else's."""
+    return next(entry for start, entry in table.items() if isa.startswith(start))
 
 
 def copies_asynchronously(target: Target) -> bool:

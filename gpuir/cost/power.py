@@ -6,6 +6,7 @@ Slices of a board share its power and its clock.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 
 from gpuir.cost import tensor
@@ -32,17 +33,22 @@ IDLE_SHARE = 0.25  # assumed: of the board power, for memory, fans and leakage
 
 
 def sustained(target: Target, peak: float, on_tensor: bool, bits: int) -> float:
-    """The share of `peak` (flop/s) that the board's power feeds: the power left for arithmetic over
-    the power that arithmetic at the full rate takes.
+    """The share of `peak` (flop/s) that the board's power feeds. Without a power limit in the spec
+    the share is 1."""
+    return min(1.0, fed(target, on_tensor, bits) / peak)
 
-    Energy a flop falls with the width of the operands, as the rate rises with it. Without a power
-    limit in the spec the share is 1.
+
+def fed(target: Target, on_tensor: bool, bits: int) -> float:
+    """Flop/s at the full clock that take all the power left for arithmetic; infinite without a
+    power limit in the spec.
+
+    Energy a flop falls with the width of the operands, as the rate rises with it.
     """
     if target.tdp_w is None:
-        return 1.0
+        return math.inf
     lane, matrix = JOULES.get(target.isa, OTHER_JOULES)
     joules = matrix * bits / 16 if on_tensor else lane * max(bits, 16) / 32
-    return min(1.0, target.tdp_w * (1 - IDLE_SHARE) / (joules * peak))
+    return target.tdp_w * (1 - IDLE_SHARE) / joules
 
 
 def drawn(kernels: Iterable[tuple[Work, float]], target: Target) -> float:

@@ -12,18 +12,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache, partial
-from typing import TypeVar
 
 import numpy as np
 
 from gpuir.cost.family import Family, Terms, fastest
-from gpuir.cost.nest import Tiles
+from gpuir.cost.nest import Tiles, of_isa
 from gpuir.cost.sheet import Factor, Number, Sheet
 from gpuir.cost.work import Work
 from gpuir.targets.load import load_target
 from gpuir.targets.target import Target
 
-V = TypeVar("V")
 Chosen = tuple[Number, Number, Number, Number, Number]  # columns, rows, slices, warps, split
 Times = Callable[[Chosen], Number]  # seconds of each product under each of these
 
@@ -195,7 +193,7 @@ def _busy_s(
     tm, tn, together = tiles.dims["m"], tiles.dims["n"], xp.minimum(cut.resident, cut.load)
     old_layer = target.isa.startswith("sm_6") and is_linear(work)  # maxwell_sgemm_..._tn
     wide = sm.fp32_lanes > 64 or old_layer
-    loads = _of_isa(WIDE_SLOTS, target.isa) if wide else p["operand slots"]
+    loads = of_isa(WIDE_SLOTS, target.isa) if wide else p["operand slots"]
     slots = 1.0 + loads / xp.sqrt(cut.cells) + p["load slots"] * (1.0 / tm + 1.0 / tn)
     slots = slots * xp.where(cut.slices > 1.0, p["sliced slots"], 1.0)
     slots = s.put("issue slots a product", slots)
@@ -219,7 +217,7 @@ def lanes_used(s: Sheet, blocks: Number, warps: Number, target: Target) -> Numbe
     V100, whose step takes 1, 1.5, 1.6, 1.7, 2.4, 3.1, 3.3 and 3.5 times one block's where an SM
     has 1 to 8 of them (NeuSight GEMM table).
     """
-    xp, parts = s.xp, _of_isa(PARTS, target.isa)
+    xp, parts = s.xp, of_isa(PARTS, target.isa)
     if target.vendor != "NVIDIA":
         return xp.minimum(1.0, blocks * warps / parts)
     rounds = xp.floor(blocks / parts)
@@ -299,7 +297,7 @@ def _slower(
     """How much longer the product takes at the clock that the board's power allows, where it runs
     for `run_s` at the full one."""
     k, tm, tn = cut.extents[3], tiles.dims["m"], tiles.dims["n"]
-    flop_pj = _of_isa(JOULES, target.isa) * p["joules"] * max(work.dtype.bits, 16) / 32
+    flop_pj = of_isa(JOULES, target.isa) * p["joules"] * max(work.dtype.bits, 16) / 32
     picojoules = (
         float(work.multiply_add) * cut.whole * tm * tn * k * flop_pj
         + l2_bytes * p["l2 joules"] * flop_pj
@@ -491,11 +489,6 @@ ROW, COLUMN, STRIP = (8.0, 1.0, 32.0, 4.0), (1.0, 8.0, 32.0, 4.0), (32.0, 16.0, 
 STRIP_ROWS = 16.0
 
 
-def _of_isa(table: Mapping[str, V], isa: str) -> V:
-    """The entry of an architecture, by the start of its name; the last one is everyone else's."""
-    return next(entry for start, entry in table.items() if isa.startswith(start))
-
-
 @cache
 def _columns(known: Kernels, splits: bool) -> tuple[np.ndarray, ...]:
     """The numbers of kernels, each without a split and with those that fill an SM half and whole;
@@ -508,7 +501,7 @@ def _columns(known: Kernels, splits: bool) -> tuple[np.ndarray, ...]:
 
 def candidates(work: Work, target: Target) -> Tiles:
     """The library's kernels for this architecture, without a split."""
-    n, m, slices, warps, *_ = _columns(_of_isa(SINGLE, target.isa), False)
+    n, m, slices, warps, *_ = _columns(of_isa(SINGLE, target.isa), False)
     if work.dtype.is_complex:
         n, m, slices, warps = np.array(COMPLEX, float).T
     return Tiles({"b": 1.0, "m": m, "n": n, "k": STEP * slices}, 2.0, warps, 1.0)
@@ -523,11 +516,11 @@ def choose(work: Work, target: Target, p: Mapping[str, Number]) -> Tiles:
         best = fastest(seconds, rows, candidates(rows, target), target, p)
         taken = (best.dims["n"], best.dims["m"], best.dims["k"] / STEP, best.warps, best.split)
     elif single.all():
-        taken = cheapest(rows, _of_isa(SINGLE, target.isa), target, True, p)
+        taken = cheapest(rows, of_isa(SINGLE, target.isa), target, True, p)
     else:
-        taken = cheapest(rows, _of_isa(BATCH, target.isa), target, False, p)
+        taken = cheapest(rows, of_isa(BATCH, target.isa), target, False, p)
         if single.any():
-            alone = cheapest(rows, _of_isa(SINGLE, target.isa), target, True, p)
+            alone = cheapest(rows, of_isa(SINGLE, target.isa), target, True, p)
             taken = either(single, alone, taken)
     return tiles_of(thinned(taken, rows, target, partial(times_of, rows, target, p)))
 

@@ -70,6 +70,7 @@ def test_nor_do_more_sms_by_much(drawn, target, by):
 # board's power may not feed more.)
 STRICT = tuple(k for k in KINDS if k.endswith((" gemm", " bmm")) and not k.startswith("f32"))
 STRICT += ("prefill", "decode", "window", "i8 weights")
+STRICT += tuple(k for k in KINDS if k.startswith("moe"))
 RESOURCES = ("sms", "sm.registers", "sm.threads", "sm.blocks", "l2.bytes", "l2.bytes_per_s")
 RESOURCES += ("dram.bytes_per_s", "tdp_w")
 
@@ -80,7 +81,7 @@ RESOURCES += ("dram.bytes_per_s", "tdp_w")
     st.sampled_from(RESOURCES),
     st.sampled_from([1.05, 1.5, 4]),
 )
-def test_more_of_one_resource_makes_no_product_or_attention_slower(drawn, target, path, by):
+def test_more_of_one_resource_makes_none_of_these_slower(drawn, target, path, by):
     many, *_ = drawn
     if target.vendor == "AMD" and many.rate_dtype == f32:
         return
