@@ -96,6 +96,45 @@ def test_a_table_is_cut_behind_any_casts_and_views(
     is_the_same(g, made, 2e-2, values_of(g))
 
 
+@pytest.mark.parametrize("link", ["f16", "turned", "scaled"])
+def test_each_term_of_a_gradient_is_cut_as_its_weight(link: str):
+    """Two readers have a term each, which are added up; no rank has one whole."""
+    g = gpuir.pipeline("autodiff,optimizer{kind=adamw}").run(
+        tied([link], [link], packed=False, first="table", loss=False)
+    )
+    made = sharded(g, "shard{ranks=2}")
+    shapes = [v.type.shape for n in made.nodes for v in n.results if not is_zeros(n.op)]
+    assert (ROWS, WIDTH) not in shapes and (WIDTH, ROWS) not in shapes
+    assert (ROWS // 2, WIDTH) in shapes
+    is_the_same(g, made, 2e-2, values_of(g))
+
+
+def is_zeros(op: Any) -> bool:
+    return isinstance(op, t.Constant | t.Broadcast | t.Shard)
+
+
+def test_a_weight_with_the_product_of_two_narrow_ones_added_is_cut():
+    """As an adapter of low rank that is merged in each step: the product is cut with it."""
+    g = gpuir.parse("""graph @g {
+      in %x: f32[4, 128]
+      param %w: f32[16000, 128]
+      param %b: f32[16000, 8]
+      param %a: f32[8, 128]
+      %ba: f32[16000, 128] = t.matmul(%b, %a) at "m:ba"
+      %s: f32[16000, 128] = t.map("add", [%w, %ba]) at "m:s"
+      %t: f32[128, 16000] = t.transpose(%s, [1, 0]) at "m:t"
+      %y: f32[4, 16000] = t.matmul(%x, %t) at "m:y"
+      out %y
+    }""")
+    made = sharded(g, "shard{ranks=2}")
+    assert {v.name: v.type.shape for v in made.params} == {
+        "w": (8000, 128),
+        "b": (8000, 8),
+        "a": (8, 128),
+    }
+    is_the_same(g, made)
+
+
 def test_a_table_is_whole_where_a_reader_needs_all_of_it():
     """One that looks along the axis that is not cut, and one that turns the axes into one."""
     for reader in (

@@ -211,11 +211,28 @@ class Planner:
         return found
 
     def wanted(self, node: Node) -> Collection[Place]:
-        """The parts that the weights are in whose gradients a node gives."""
-        weights = [self.weight_of[v] for v in node.results if v in self.weight_of]
-        if self.data or not weights:
+        """The parts that the weights are in whose gradients a node gives, or a term of them."""
+        if self.data:
             return ()
-        return {p for w in weights if (p := self.homes.get(w, WHOLE)).is_part}
+        return {p for v in node.results if (p := self.aim(v)).is_part}
+
+    def aim(self, v: Value) -> Place:
+        """Where the gradient of a weight is to be, or what becomes one behind views, casts and sums
+        with other terms: of a weight with several readers each has its own."""
+        if v in self.weight_of:
+            return self.homes.get(self.weight_of[v], WHOLE)
+        readers = self.uses.get(v, ())
+        op = readers[0].op if len(readers) == 1 and phase_of(readers[0]) else None
+        if not isinstance(op, t.Pointwise | t.Layout):
+            return WHOLE
+        then = self.aim(readers[0].results[0])
+        axes = axes_of(op, self.is_zero) if then.is_part else None
+        name = axes.results[0][then.axis] if axes else ""
+        names = axes.operands[op.operands.index(v)] if axes else ()
+        if not name or name not in names:
+            return WHOLE
+        found = part(names.index(name), then.parts)
+        return found if found.fits(v.type, self.ranks) else WHOLE
 
     def choose(
         self,

@@ -1,5 +1,5 @@
 """From params to the ops that read them: through casts, views and arithmetic on params alone, as
-what unpacks a quantised weight."""
+what unpacks a quantised weight or adds the product of two narrow ones to it (LoRA)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gpuir.passes.shard.axes import axes_of
 from gpuir.passes.shard.place import Place, part
 
 Homes = dict[Value, Place]
-CARRIES = (t.Layout, t.Pointwise, t.Joining, t.Reducing)
+CARRIES = (t.Layout, t.Pointwise, t.Joining, t.Reducing, t.Matmul)
 
 
 @dataclass
