@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from torch_calls import gives, loaded
+from torch_calls import Call, gives, loaded
 
 import gpuir
 from gpuir.frontends.torch.load import load
@@ -244,3 +244,45 @@ def test_an_optimizer_updates_both_parts_apart(kind: str, fused: bool):
     lowered = run(gpuir.lower(graph, profile="eager"), values)
     for (name, one), two in zip(found.items(), lowered.values(), strict=True):
         np.testing.assert_allclose(one, two, rtol=1e-6, err_msg=name)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"n_fft": 8, "window": torch.ones(8)},
+        {
+            "n_fft": 8,
+            "hop_length": 3,
+            "win_length": 6,
+            "window": torch.hamming_window(6),
+            "length": 30,
+        },
+        {"n_fft": 8, "win_length": 8, "window": torch.hann_window(8), "length": 36},
+        {"n_fft": 8, "hop_length": 2, "normalized": True, "window": torch.hamming_window(8)},
+        {"n_fft": 8, "onesided": False, "window": torch.hamming_window(8)},
+        {
+            "n_fft": 8,
+            "window": torch.ones(8),
+            "onesided": False,
+            "return_complex": True,
+            "center": False,
+        },
+    ],
+    ids=lambda options: " ".join(options),
+)
+def test_short_transforms_there_and_back(options: dict[str, Any]):
+    """Arithmetic, and no operator whose bytes alone are counted."""
+    back = dict(options)
+    there = {k: v for k, v in back.items() if k not in ("length", "return_complex")}
+
+    def model(x: Any) -> Any:
+        f = torch.stft(x, **there, return_complex=True)
+        return torch.istft(f * (1 + 0.5j), **back)
+
+    x = torch.randn(2, 40, generator=torch.Generator().manual_seed(0))
+    found = load(Call(model), args=(x,), strict=True)
+    assert not any(isinstance(n.op, t.Opaque) for n in found.graph.nodes)
+    values = {found.graph.inputs[0].name: numbers(x)}
+    values |= {v.name: found.weights[v.name] for v in found.graph.params}
+    (y,) = run(found.graph, values).values()
+    np.testing.assert_allclose(y, numbers(model(x)), rtol=1e-4, atol=1e-5)
