@@ -116,7 +116,7 @@ def try_out(page: Path) -> None:
         lint(changed, folder)
         tests = list(dict.fromkeys(tests_of(changed)))
         print(f"  {' '.join(tests)}", flush=True)
-        run([sys.executable, "-m", "pytest", "--all", "-q", *tests], folder)
+        run([sys.executable, "-m", "pytest", "--all", "-q", "-n", "auto", *tests], folder)
 
 
 def main() -> None:

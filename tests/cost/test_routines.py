@@ -116,11 +116,12 @@ def test_a_routine_and_an_unknown_operator_have_intervals_of_a_factor():
 
 
 def test_each_family_says_what_it_measured():
-    """And no kind is said that its family does not get."""
+    """And no kind is said that its family does not get. A family may be without: it has no
+    measurements yet, and an interval of a factor."""
     place = Path(__file__).parents[2] / "gpuir/cost/weights/tile2.json"
     families = json.loads(place.read_text())["families"]
     assert all(entry["kinds"] for entry in families.values())
-    assert set(families) == set(FAMILIES) - {"routines"}
+    assert set(families) <= set(FAMILIES) - {"routines"}
 
 
 def pooled(x: Value) -> t.Pool:
