@@ -4,19 +4,24 @@ tells them apart is how many threads there are, and what one does after the othe
 
 Read from aten/src/ATen/native/cuda (UpSampleBicubic2d.cu, UpSampleBilinear2d.cu,
 UpSampleNearest2d.cu, GridSampler.cu, AveragePool2d.cu, DilatedMaxPool2d.cu,
-AdaptiveAveragePooling.cu, AdaptiveMaxPooling2d.cu) and `roi_align_kernel.cu` of torchvision:
+AdaptiveAveragePooling.cu, AdaptiveMaxPooling2d.cu, and those of one and three axes) and
+`roi_align_kernel.cu` of torchvision:
 
-- Bicubic resampling, and bilinear of images whose channels are outermost, have a thread for a place
-  of the result, which goes through all channels of all images. So has the gradient of the bicubic
-  one. From PyTorch 2.12 on bicubic results of at most 18,432 places have one for each channel, too
-  (pull request 174578; its gradient is as before).
-- Bilinear resampling of channels-last images, nearest, antialiased, all other gradients, windows of
-  one size, `roi_align`: a thread for a cell. `grid_sample` has one for a point, for all channels.
-- Windows of unequal size (adaptive pools, `area`): blocks of 8 rows of 32 threads, one or more for
-  each channel of each image, whatever its size.
+- Bicubic resampling, and linear of rows, of volumes and of images whose channels are outermost,
+  have a thread for a place of the result, which goes through all channels of all images. So have
+  the gradients of these, but for bilinear's. From PyTorch 2.12 on bicubic results of at most 18,432
+  places have one for each channel, too (pull request 174578; its gradient is as before).
+- Nearest resampling of rows and volumes, and its gradient but for channels-last images: a thread
+  for a cell of one image, which goes through all images.
+- Bilinear resampling of channels-last images and its gradient, nearest of images, antialiased,
+  windows of one size, `roi_align`: a thread for a cell. `grid_sample` has one for a point, for all
+  channels.
+- Adaptive pools (`area` too): blocks of 8 rows of 32 threads, one or more for each channel of each
+  image, whatever its size. Windows over volumes: a row of 32 threads for each row of the result.
 
 What a warp takes is measured on an H200 with PyTorch 2.11 (specs/measurements/pixels.csv): clocks
-of an SM that warps fill, and waits for loads where they do not. One number serves all sizes.
+of an SM that warps fill, and waits for loads where they do not. One number serves all sizes. Rows
+and volumes were not measured: they have the numbers of images, by as many cells as they read.
 """
 
 from __future__ import annotations
@@ -32,8 +37,11 @@ WARP = 32
 FEW_PLACES = 18_432  # UpSampleBicubic2d.cu, from PyTorch 2.12
 LINE_BYTES = 128.0  # of a cache line: CUDA C++ Programming Guide
 LINE_CLOCKS = 1.12  # of the L1, for a line of a load
+ADD_CLOCKS = 175.0 / 16  # of an atomic addition: of the bicubic gradient's 16
 BLOCK = 32.0  # warps of a block: 1024 threads, of most of these kernels
 SAMPLER_BLOCK = 8.0  # 256 threads: GridSampler.cu
+VOLUME_BLOCK = 16.0  # 512 threads: grid_sampler_3d_kernel, UpSampleTrilinear3d.cu
+MOST_THREADS = 512  # of a block of images: UpSampleNearest2d.cu
 PLANE_ROWS, PLANE_BLOCKS = 8, 16  # AdaptiveAveragePooling.cu: block_y, and blocks of few planes
 LAST_CHANNELS = 16  # fewer, and bilinear takes channels-last images for others: UpSampleBilinear2d
 
@@ -63,24 +71,38 @@ def threads_of(op: k.KernelOp) -> Threads | None:
 
 def _resized(op: t.Resize, x: TensorType, y: TensorType, release: str) -> Threads:
     images, channels, *places = y.shape
-    count = prod(places)
+    count, flat = prod(places), len(places) == 2  # no rows, no volumes
     cells, turns = _warps(y.size), float(images * channels)
-    last = x.is_channels_last and channels > 1
+    last = x.is_channels_last and channels > 1 and flat
     if op.antialias:
         return Threads(cells, 1.0, 118.0 + 7.4 * _antialiased_taps(op), 1.0, BLOCK)
     if op.mode == "nearest":
         if last:
             return Threads(cells, 1.0, 54.0, 1.0, BLOCK)
-        rows = y.size // places[-1] * ceil(places[-1] / WARP)  # each row's threads by themselves
-        return Threads(float(rows), 1.0, 21.0, 1.0, BLOCK)
+        if flat:
+            return Threads(_tiled(y), 1.0, 21.0, 1.0, BLOCK)
+        return Threads(_warps(channels * count), float(images), 21.0, 1.0, BLOCK, 33.0)
     if op.mode == "linear":
         if last and channels >= LAST_CHANNELS:
             return Threads(cells, 1.0, 76.0, 2.0, BLOCK)
-        return Threads(_warps(count), turns, max(6.0, _lines(op, x, 4)), 2.0, BLOCK, 130.0)
+        taps = 2 ** len(places)
+        clocks = max(1.5 * taps, _lines(op, x, taps))
+        block = VOLUME_BLOCK if len(places) == 3 else BLOCK
+        return Threads(_warps(count), turns, clocks, 2.0, block, 130.0)
     clocks = max(20.0, _lines(op, x, 16))
     if count <= FEW_PLACES and _is_from(release, "2.12"):
         return Threads(turns * _warps(count), 1.0, clocks + 150.0, 4.0, BLOCK)
     return Threads(_warps(count), turns, clocks, 4.0, BLOCK, 400.0)
+
+
+def _tiled(y: TensorType) -> float:
+    """Warps of blocks that are as wide and as high as the largest powers of two in an image: a warp
+    has several rows of a narrow one (UpSampleNearest2d.cu)."""
+    *planes, height, width = y.shape
+    wide = min(1 << max(width.bit_length() - 1, 0), MOST_THREADS)
+    if wide >= WARP:
+        return float(prod(planes) * height * ceil(width / WARP))
+    return float(prod(planes)) * ceil(width / wide) * height * wide / WARP
 
 
 def _lines(op: t.Resize, x: TensorType, taps: int) -> float:
@@ -102,11 +124,17 @@ def _antialiased_taps(op: t.Resize) -> float:
 def _gradient(op: t.ResizeGradient, y: TensorType) -> Threads:
     dy = op.dy.type
     images, channels, *places = dy.shape
-    if op.mode == "cubic" and not op.antialias:
-        turns = float(images * channels)
-        return Threads(_warps(prod(places)), turns, 175.0, 1.0, BLOCK, 400.0)
+    flat, turns = len(places) == 2, float(images * channels)
     if op.mode == "nearest":
-        return Threads(_warps(y.size), 1.0, 110.0 if dy.is_channels_last else 62.0, 1.0, BLOCK)
+        if flat and dy.is_channels_last:
+            return Threads(_warps(y.size), 1.0, 110.0, 1.0, BLOCK)
+        return Threads(_warps(y.size // max(images, 1)), float(images), 62.0, 1.0, BLOCK)
+    if op.mode == "cubic" and not op.antialias:
+        return Threads(_warps(prod(places)), turns, ADD_CLOCKS * 16, 1.0, BLOCK, 400.0)
+    if not flat:
+        adds = ADD_CLOCKS * 2 ** len(places)
+        block = SAMPLER_BLOCK if len(places) == 3 else BLOCK
+        return Threads(_warps(prod(places)), turns, adds, 1.0, block, 400.0)
     taps = _antialiased_taps(op.direct()) if op.antialias else 4.0
     return Threads(_warps(dy.size), 1.0, 40.0 + 9.0 * taps, 1.0, BLOCK)
 
@@ -119,8 +147,15 @@ def _pooled(op: k.Pool) -> Threads | None:
     knows more."""
     pool = op.window
     y = op.result_types[0]
-    last = y.is_channels_last
+    last, volumes = y.is_channels_last, y.rank == 5
     taps = float(prod(pool.window))
+    if isinstance(pool, t.PoolGradient) and volumes:  # from cells of the result to those it has
+        overlap = pool.fn == "max" or any(
+            w > step for w, step in zip(pool.window, pool.strides, strict=True)
+        )
+        adds = 1.0 if pool.fn == "max" else taps
+        each = 75.0 + adds * (ADD_CLOCKS if overlap else 3.45)
+        return Threads(_rows(pool.dy.type), 1.0, each, 1.0, float(PLANE_ROWS))
     if isinstance(pool, t.PoolGradient):
         over = taps / prod(pool.strides)  # windows that a cell lies in, on average
         if pool.fn == "max":
@@ -129,19 +164,29 @@ def _pooled(op: k.Pool) -> Threads | None:
             each = 160.0 + 15.8 * over if last else 140.0 + 11.8 * over
         return Threads(_warps(y.size), 1.0, each, 1.0, BLOCK)
     if pool.fn in ("max", "argmax"):
-        return Threads(_warps(y.size), 1.0, 20.0 + 15.2 * taps, 1.0, BLOCK) if last else None
-    if pool.window == pool.strides and not any(pool.low):  # what adaptive pools are, if even
-        return _planes(y, last, 85.0, 3.9, taps)
+        warps = _rows(y) if volumes else _warps(y.size)
+        return Threads(warps, 1.0, 20.0 + 15.2 * taps, 1.0, BLOCK) if last else None
+    if pool.adaptive:
+        return _planes(y, len(pool.window), last and not volumes, 85.0, 3.9, taps)
+    if volumes:  # packed, however the operand lies
+        return Threads(_rows(y), 1.0, 75.0 + 3.45 * taps, 1.0, float(PLANE_ROWS))
     each = 170.0 + 3.4 * taps if last else 75.0 + 3.45 * taps
     return Threads(_warps(y.size), 1.0, each, 1.0, BLOCK)
 
 
-def _planes(y: TensorType, last: bool, own: float, each: float, taps: float) -> Threads:
-    """Adaptive pools: blocks of rows of 32 threads for each channel of each image."""
-    planes = max(prod(y.shape[:-2]), 1)
+def _rows(y: TensorType) -> float:
+    """Warps of which each has 32 cells of one row: AveragePool3d.cu, DilatedMaxPool3d.cu."""
+    return float(prod(y.shape[:-1]) * ceil(y.shape[-1] / WARP))
+
+
+def _planes(y: TensorType, axes: int, last: bool, own: float, each: float, taps: float) -> Threads:
+    """Adaptive pools: blocks of rows of 32 threads for each channel of each image, and each of a
+    volume's; what has one axis is an image of one row."""
     if last:
         return Threads(_warps(y.size), 1.0, 16.0 + 20.0 * taps, 1.0, BLOCK)
-    rows, columns = y.shape[-2], ceil(y.shape[-1] / WARP)
+    *planes_of, columns = y.shape
+    rows = planes_of.pop() if axes > 1 else 1
+    planes, columns = max(prod(planes_of), 1), ceil(columns / WARP)
     blocks = max(PLANE_BLOCKS // planes, 1)
     warps = min(blocks * PLANE_ROWS, rows)
     turns = rows * columns / max(warps, 1)
@@ -155,23 +200,27 @@ def _routine(op: t.Routine) -> Threads | None:
     attrs = dict(op.attrs)
     y = op.result_types[0]
     match op.fn:
-        case "grid_sample" if y.rank == 4:
+        case "grid_sample":
             x = op.args[0].type
-            last = x.is_channels_last
+            last, volumes = x.is_channels_last, y.rank == 5
             clocks, waits = {
                 "nearest": (52.0, 2.0),
                 "linear": (152.0 if last else 80.0, 3.0),
                 "cubic": (735.0 if last else 252.0, 28.0),
             }[str(attrs["mode"])]
+            if volumes and attrs["mode"] == "linear":
+                clocks *= 2  # of 8 cells, not 4
             points = y.shape[0] * prod(y.shape[2:])
-            return Threads(_warps(points), float(y.shape[1]), clocks, waits, SAMPLER_BLOCK)
-        case "adaptive_pool" if y.rank >= 3 and attrs.get("count") == 2:
-            x = op.args[0].type
-            sizes = zip(x.shape[-2:], y.shape[-2:], strict=True)
+            block = VOLUME_BLOCK if volumes else SAMPLER_BLOCK
+            return Threads(_warps(points), float(y.shape[1]), clocks, waits, block)
+        case "adaptive_pool":
+            x, axes = op.args[0].type, int(str(attrs["count"]))
+            sizes = zip(x.shape[-axes:], y.shape[-axes:], strict=True)
             taps = prod(max(1.0, a / b) + (1.0 if a % b else 0.0) for a, b in sizes)
             if attrs["fn"] == "max":  # of packed images, whatever they were
-                return _planes(y, False, 100.0, 4.5, taps)
-            return _planes(y, x.is_channels_last, 85.0, 3.9, taps)
+                return _planes(y, axes, False, 100.0, 4.5, taps)
+            last = x.is_channels_last and x.rank == 4
+            return _planes(y, axes, last, 85.0, 3.9, taps)
         case "roi_align":
             samples = op.work / max(8.0 * y.size, 1.0)
             return Threads(_warps(y.size), 1.0, 40.0 + 40.0 * samples, 1.0, BLOCK)
@@ -183,11 +232,13 @@ def _opaque(op: t.Opaque) -> Threads | None:
     """Of operators that gpuir does not compute, but whose kernels are known."""
     attrs = dict(op.attrs)
     match op.kind.partition(".")[0]:
-        case "grid_sampler_2d_backward":
+        case "grid_sampler_2d_backward" | "grid_sampler_3d_backward":
             dy, x = op.args[0].type, op.args[1].type
             last = x.is_channels_last
             mode = attrs.get("interpolation_mode", 0)
             clocks = {0: 400.0 if last else 330.0, 1: 75.0}.get(int(str(mode)), 2000.0)
+            if dy.rank == 5 and mode == 0:
+                clocks *= 2  # of 8 cells, not 4
             points = dy.shape[0] * prod(dy.shape[2:])
             return Threads(_warps(points), float(dy.shape[1]), clocks, 3.0, SAMPLER_BLOCK)
         case _:

@@ -826,6 +826,7 @@ class Pool(Window):
     divisor only under `include_pad`, where `extra` trailing cells (of a window that hangs over the
     declared padding) still do not. `lp` is the `p`-norm. `argmax` gives the flat index into the
     n, c image (row-major; spatially column-major under `column_major`) of the winning cell.
+    `adaptive` says that the size of the result was given: PyTorch has other kernels for such pools.
     """
 
     name: ClassVar[str] = "t.pool"
@@ -841,6 +842,7 @@ class Pool(Window):
     extra: tuple[int, ...] = ()
     p: int = 2
     column_major: bool = False
+    adaptive: bool = False
 
     def types(self) -> tuple[TensorType, ...]:
         _has_axes("t.pool", self.x.type)

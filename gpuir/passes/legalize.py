@@ -631,7 +631,7 @@ def is_resampled(ops: Sequence[Op]) -> bool:
     """Whether a launch resamples images, or is the gradient of one that does."""
     match ops:
         case [t.Resize(x=x) | t.ResizeGradient(dy=x)]:
-            return x.type.rank == 4
+            return 3 <= x.type.rank <= 5
         case _:
             return False
 

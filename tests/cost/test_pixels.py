@@ -123,6 +123,92 @@ def test_threads_by_hand():
     assert threads_of(kernel.op).warps == 2 * 64 * 16 * 3  # rows of 66 take three warps
 
 
+def threads(reads, gives, op, order=""):
+    (kernel,) = costed(f"  in %x: {reads}{order}", gives, op).nodes
+    return threads_of(kernel.op)
+
+
+@pytest.mark.parametrize("axes", [1, 3])
+@pytest.mark.parametrize("back", [False, True])
+def test_rows_and_volumes_have_a_thread_for_a_place(axes, back):
+    """All channels of all images, one after another, as in images whose channels are outermost:
+    upsample_linear1d_out_frame, upsample_trilinear3d_out_frame and their gradients."""
+    image, result = (2, 24, *[16] * axes), (2, 24, *[32] * axes)
+    scales = [1.0, 1.0, *[2.0] * axes]
+    if back:
+        op = f't.resize_gradient(%x, {list(image)}, {scales}, mode="linear")'
+        found = threads(f"f32{list(result)}", f"f32{list(image)}", op)
+    else:
+        op = f't.resize(%x, shape={list(result)}, scales={scales}, mode="linear")'
+        found = threads(f"f32{list(image)}", f"f32{list(result)}", op)
+    assert (found.warps, found.turns) == (32**axes / 32, 2 * 24)
+
+
+@pytest.mark.parametrize("axes", [1, 3])
+def test_nearest_rows_and_volumes_have_a_thread_for_all_images(axes):
+    """upsample_nearest1d_out_frame, upsample_nearest3d_out_frame: one image after another; and the
+    gradient of packed images too."""
+    image, result = [8, 24, *[16] * axes], [8, 24, *[32] * axes]
+    scales = [1.0, 1.0, *[2.0] * axes]
+    op = f't.resize(%x, shape={result}, scales={scales}, mode="nearest")'
+    found = threads(f"f32{image}", f"f32{result}", op)
+    assert (found.warps, found.turns) == (24 * 32**axes / 32, 8)
+    op = f't.resize_gradient(%x, {image}, {scales}, mode="nearest")'
+    found = threads(f"f32{result}", f"f32{image}", op)
+    assert (found.warps, found.turns) == (24 * 16**axes / 32, 8)
+
+
+@pytest.mark.parametrize(
+    ("height", "width", "warps"), [(7, 7, 1.75), (14, 14, 7), (20, 20, 20), (64, 64, 128)]
+)
+def test_a_warp_has_several_rows_of_narrow_images(height, width, warps):
+    """Blocks of 4 by 4, 8 by 8, 16 by 16 and 64 by 8: upsample_nearest2d_out_frame."""
+    (kernel,) = resized("nearest", 4, 64, 4, 4, height, width).nodes
+    assert threads_of(kernel.op).warps == pytest.approx(4 * 64 * warps)
+
+
+def test_averages_of_equal_windows_are_no_adaptive_pools():
+    """avg_pool2d has a thread for a cell; adaptive_avg_pool2d has 8 rows of 32 for each channel of
+    each image, of which a narrow result leaves most idle: DenseNet's last transition."""
+    parts = "[2, 2], [2, 2], [0, 0], [0, 0], [1, 1]"
+    gives = "f32[64, 512, 7, 7]"
+    for adaptive, warps in ((False, 64 * 512 * 49 / 32), (True, 64 * 512 * 7)):
+        op = f't.pool("mean", %x, {parts}, adaptive={str(adaptive).lower()})'
+        assert threads("f32[64, 512, 14, 14]", gives, op).warps == warps
+
+
+def test_an_adaptive_pool_of_rows_has_one_row():
+    """adaptive_avg_pool1d is that of images of one row."""
+    op = 't.pool("mean", %x, [40], [40], [0], [0], [1], adaptive=true)'
+    found = threads("f32[8, 512, 2000]", "f32[8, 512, 50]", op)
+    assert (found.warps, found.turns) == (8 * 512, 2)
+    op = 't.routine("adaptive_pool", [%x], [f32[8, 512, 50]], attrs=[["fn", "mean"], '
+    op += '["shape", [8, 512, 50]], ["count", 1]], work=8232960)'
+    found = threads("f32[8, 512, 2010]", "f32[8, 512, 50]", op)
+    assert (found.warps, found.turns) == (8 * 512, 2)
+
+
+def test_windows_over_volumes_have_a_row_of_threads_for_a_row():
+    """avg_pool3d_cuda_update_output: a block is 32 wide, however narrow the result."""
+    parts = "[2, 2, 2], [2, 2, 2], [0, 0, 0], [0, 0, 0], [1, 1, 1]"
+    op = f't.pool("mean", %x, {parts})'
+    found = threads("f32[2, 16, 8, 14, 14]", "f32[2, 16, 4, 7, 7]", op)
+    assert found.warps == 2 * 16 * 4 * 7
+    op = f't.pool_gradient("mean", %x, [2, 16, 8, 14, 14], {parts})'
+    found = threads("f32[2, 16, 4, 7, 7]", "f32[2, 16, 8, 14, 14]", op)
+    assert found.warps == 2 * 16 * 4 * 7
+
+
+def test_points_in_volumes_have_a_thread_each():
+    """grid_sampler_3d_kernel: all channels one after another."""
+    shape = "[2, 48, 8, 8, 16]"
+    op = f't.routine("grid_sample", [%x, %g], [f32{shape}], attrs=[["mode", "linear"]], work=1)'
+    reads = f"  in %x: f32{shape}\n  in %g: f32[2, 8, 8, 16, 3]"
+    (kernel,) = costed(reads, f"f32{shape}", op).nodes
+    found = threads_of(kernel.op)
+    assert (found.warps, found.turns) == (2 * 8 * 8 * 16 / 32, 48)
+
+
 def test_a_compiler_has_kernels_of_its_own():
     graph = resized("cubic", 2, 64, 16, 16, 32, 32, profile="compiled")
     assert all(threads_of(n.op) is None for n in graph.nodes)

@@ -292,6 +292,7 @@ def adaptive_mean(n: TorchNode, e: Emitter) -> Results:
                 low=none,
                 high=none,
                 dilations=one,
+                adaptive=True,
             )
         ),
         n.type.shape,
