@@ -14,7 +14,15 @@ from collections.abc import Mapping
 import numpy as np
 
 from gpuir.cost.family import Family, Terms, fastest
-from gpuir.cost.nest import Tiles, instruction, is_partitioned, kept_bytes, missed, of_isa
+from gpuir.cost.nest import (
+    L2_BYTES,
+    Tiles,
+    instruction,
+    is_partitioned,
+    kept_bytes,
+    missed,
+    of_isa,
+)
 from gpuir.cost.power import fed
 from gpuir.cost.routing import ROWS, Routed
 from gpuir.cost.sheet import Factor, Number, Sheet
@@ -110,10 +118,6 @@ WAITS_HZ = 1.98e9
 L2_KEEPS, L2_EDGE = 0.95, 0.3
 # Of the listed L2 rate, in one piece and in two partitions: as of streams.
 L2_SHARES = 0.75, 0.42
-# Bytes a clock that an SM takes of the L2 at most, however few SMs draw: what the GPUs that were
-# measured have for each where all draw. Of the listed rates (targets), B200 has 64.0, A100 47.4 and
-# H200 46.6; L40S, whose L2 is in one piece, 21.6 by the ratio of L2_SHARES.
-SM_BYTES = {"sm_10": 64.0, "sm_89": 38.6, "": 47.0}
 # Weights that are converted feed tiles as fast as lanes convert them. A factor of 1 is H200's L2:
 # bytes a clock of an SM.
 CONVERTED_BYTES = 46.6
@@ -217,8 +221,10 @@ def _product(
     power = xp.minimum(1.0, fed(target, True, work.dtype.bits) / (rate * at_work))
     power = s.put("share of the rate that power feeds", power, "", "cost.power")
     rate = rate * p["compute share"] * power ** p["joule share"]
-    drawn = of_isa(SM_BYTES, target.isa) * target.clock_hz
-    feeding = xp.minimum(_l2_rate(target) / L2_SHARES[True] / at_work, drawn) * p["feed share"]
+    # However few SMs draw, one takes no more than where all do, on the GPUs that were measured.
+    share = L2_SHARES[is_partitioned(target)] / L2_SHARES[True]
+    drawn = of_isa(L2_BYTES, target.isa) * target.clock_hz
+    feeding = xp.minimum(target.l2_bytes_per_s / at_work, drawn) * share * p["feed share"]
     if work.kind.startswith("marlin"):
         rate = rate * MMA_SYNC[instruction(target)]
     elif instruction(target) != "wgmma":

@@ -235,6 +235,19 @@ def kept_bytes(target: Target) -> float:
     return target.l2_bytes * (PARTITIONED_SHARE if is_partitioned(target) else 1.0)
 
 
+# Bytes that the L2 gives an SM in a clock where all draw, as targets list its rate: of V100 and T4,
+# A40, L40S, B200 and MI355X, RTX PRO 6000; of others as of A100 and H200, between H100 (38.8) and
+# MI300X (53.9).
+L2_BYTES: dict[str, float] = {
+    **dict.fromkeys(("sm_70", "sm_75"), 25.6),
+    "sm_86": 36.6,
+    "sm_89": 21.6,
+    **dict.fromkeys(("sm_10", "gfx950"), 64.0),
+    "sm_12": 21.8,
+    "": 47.0,
+}
+
+
 def missed(xp: Any, nbytes: Number, room: Number, edge: Number) -> Number:
     """The share of what comes round again after `nbytes` that a cache no longer has: nothing up to
     its room, all from `edge` times as much more on."""

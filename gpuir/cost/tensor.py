@@ -8,6 +8,7 @@ join their sums. Against that stand the bytes from DRAM, and the power of the bo
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -15,6 +16,7 @@ import numpy as np
 
 from gpuir.cost.family import Family, Terms
 from gpuir.cost.nest import (
+    L2_BYTES,
     Tiles,
     copies_asynchronously,
     instruction,
@@ -22,6 +24,7 @@ from gpuir.cost.nest import (
     is_partitioned,
     kept_bytes,
     missed,
+    of_isa,
 )
 from gpuir.cost.sheet import Factor, Number, Sheet
 from gpuir.cost.work import Looped, Timed, Work
@@ -35,6 +38,8 @@ MOST_STAGES = 4  # assumed: deeper pipelines gain little
 SCALED_STAGES = 5
 MOST_SPLIT = 32  # assumed: blocks that share one tile's k
 LEAST_STEPS = 4  # assumed: of each of those blocks
+NEWTON = 5  # steps to the clock that power feeds, which is then right to the last digits
+LEAST_S = 1e-12  # of it, and of what it needs: of kernels without products
 IDLE_SHARE = 0.25  # assumed: of the board's power, for memory, fans and leakage
 JOULES_HZ = 1.41e9  # the clock that factors `joules` are of: A100's (NVIDIA A100 whitepaper)
 CLUSTER_READS = 0.75  # assumed: blocks in pairs, one operand of two read once for both
@@ -80,7 +85,7 @@ def _factors() -> tuple[Factor, ...]:
         f("joules tcgen05", 0.65, 0.3, 3.0, 0.1, "the same, sums in tensor memory"),
         f("joules narrow", 0.65, 0.0, 1.0, 0.0, "exponent of the width of operands in that"),
         f("joules blank", 0.75, 0.3, 1.0, 0.0, "of that, where a weight was never written"),
-        f("power bend", 0.534, 0.4, 1.0, 0.0, "exponent of the clock in the power that is left"),
+        f("power bend", 0.534, 0.4, 0.9, 0.0, "exponent of the clock in the power that is left"),
         f("slack", 9.0, 1.0, 100.0, 0.0, "J beyond what the board has, until the clock follows"),
         f("sm bytes", 77.5, 32.0, 256.0, 0.0, "a clock into one SM, shared reads counted twice"),
         f("l2 share mma", 1.27, 0.3, 2.0, 0.1, "of the listed L2 rate"),
@@ -207,23 +212,43 @@ def _compute(
     rounds = xp.maximum(1.0, waves + p[f"tail {way}"] * idle)
     rounds = s.put("rounds of the busiest SM", rounds, "", "waves, with the last one's idle share")
     at_work = s.put("SMs at work", s.values["blocks"] / rounds, "", "on average, of all rounds")
-    l2_rate = p[f"l2 share {age}"] * target.l2_bytes_per_s / at_work
+    share = p[f"l2 share {age}"] / at_work
+    l2_rate = share * target.l2_bytes_per_s
     l2_rate = s.put("l2 rate of a block", l2_rate, "bytes/s", "what the SMs at work share")
-    step = _step(s, work, tiles, target, p, peak, l2_rate)
+    follows = share * of_isa(L2_BYTES, target.isa) * target.sms * target.clock_hz
+    step = _step(s, work, tiles, target, p, peak, l2_rate, follows)
     out = sum((o.cell_bytes for o in work.operands if o.staging == "written"), 0.0)
-    stores = tm * tn * out / xp.minimum(p["store bytes"] * target.clock_hz, l2_rate)
-    if unit == "tcgen05":
-        stores = stores * BESIDE
-    stores = s.put("stores of a tile", stores, "s")
-    start = p[f"tile ns {way}"] * 1e-9
+    out = tm * tn * out * (BESIDE if unit == "tcgen05" else 1.0)
+    taken = p["store bytes"] * target.clock_hz
+    stores = s.put("stores of a tile", out / xp.minimum(taken, l2_rate), "s")
+    stored = out / xp.minimum(taken, follows)
+    begun, start = 0.0, p[f"tile ns {way}"] * 1e-9
     if work.kind == "plugin":
-        start = p["tile clocks plugin"] / target.clock_hz
+        begun = start = p["tile clocks plugin"] / target.clock_hz
     start = s.put("start and finish of a tile", start, "s")
-    block = s.put("block", steps * step + start + stores, "s")
+    block = s.put("block", steps * step.full + start + stores, "s")
     lanes = target.peak("vector", f32) / target.sm.flops_per_lane_clock
     lane_s = s.put("lanes", p["lane share"] * work.lane_ops / lanes, "s", "what is not hidden")
     busy = s.put("busiest SM", rounds * block + lane_s, "s")
-    return s.put("at the power of the board", busy * _slower(s, work, target, busy, p), "s")
+    clocked = rounds * (steps * step.beside + stored + begun) + lane_s
+    still = rounds * (start - begun)
+    sums = (
+        (clocked + rounds * steps * step.clocked, still),
+        (clocked, still + rounds * steps * step.still),
+    )
+    slower = _slower(s, work, target, busy, sums, p)
+    return s.put("at the power of the board", busy * slower, "s")
+
+
+@dataclass(frozen=True)
+class Step:
+    """Seconds of one step of one block: `full` at the full clock, of which the longer of `clocked`,
+    that goes by the clock, and `still`, that does not. `beside` goes by the clock too."""
+
+    full: Number
+    clocked: Number
+    still: Number
+    beside: Number
 
 
 def _step(
@@ -234,8 +259,10 @@ def _step(
     p: Mapping[str, Number],
     peak: Number,
     l2_rate: Number,
-) -> Number:
-    """Seconds of one step of one block, an SM to itself; operands come from the L2 at `l2_rate`."""
+    follows: Number,
+) -> Step:
+    """One step of one block, an SM to itself; operands come from the L2 at `l2_rate`, at which it
+    `follows` the clock."""
     xp = s.xp
     unit, _, way = _ways(work, target)
     tm, tn, tk = (tiles.along(d, work, s) for d in ("m", "n", "k"))
@@ -245,20 +272,26 @@ def _step(
     products = float(work.multiply_add) * tm * tn * tk * target.sms / (peak * inner)
     products = s.put("products of a step", products, "s", "at the rate of the inner loop")
     sm_rate = p["sm bytes"] * target.clock_hz
-    loads = _stage_bytes(work, tm, tn, tk) / xp.minimum(sm_rate, l2_rate) * _misaligned(s, work)
+    nbytes = _stage_bytes(work, tm, tn, tk) * _misaligned(s, work)
     if unit == "tcgen05":
-        loads = loads * CLUSTER_READS
-    loads = s.put("loads of a step", loads, "s")
+        nbytes = nbytes * CLUSTER_READS
+    loads = s.put("loads of a step", nbytes / xp.minimum(sm_rate, l2_rate), "s")
+    taken = nbytes / xp.minimum(sm_rate, follows)
     own = way == "scaled" or work.kind == "plugin"
     chain = p[f"step ns {work.kind if own else way}"] * 1e-9
     if work.kind == "row scales" and not own:
         chain = chain * (MOST_STAGES - 1) / (SCALED_STAGES - 1)
     chain = s.put("least of a step", chain, "s", "one matrix instruction waits for the last")
-    step = xp.maximum(xp.maximum(products, loads), chain)
     leak = p[f"leak {'scaled' if work.kind in SCALED else way}"]
     if is_halved(target, work.rate_dtype):
         leak = HALVED_LEAK * leak
-    return s.put("step", step + leak * xp.minimum(products, loads), "s")
+    full = xp.maximum(xp.maximum(products, loads), chain) + leak * xp.minimum(products, loads)
+    return Step(
+        full=s.put("step", full, "s"),
+        clocked=xp.maximum(products, taken),
+        still=xp.maximum(nbytes / l2_rate, chain),
+        beside=leak * xp.minimum(products, taken),
+    )
 
 
 def _memory(target: Target) -> str:
@@ -335,10 +368,17 @@ def flop_joules(target: Target, p: Mapping[str, Number], bits: int) -> Number:
     return p[f"joules {instruction(target)}"] * 1e-12 * (bits / 16) ** p["joules narrow"] * swing
 
 
-def _slower(s: Sheet, work: Work, target: Target, busy: Number, p: Mapping[str, Number]) -> Number:
+def _slower(
+    s: Sheet,
+    work: Work,
+    target: Target,
+    busy: Number,
+    sums: tuple[tuple[Number, Number], tuple[Number, Number]],
+    p: Mapping[str, Number],
+) -> Number:
     """How much longer than `busy` seconds at the full clock products take at the clock that the
-    board's power allows. Measured for a short while they run at the full one: nothing has slowed it
-    yet."""
+    board's power allows: the longer of two `sums`, each of what goes by the clock and what does
+    not. Measured for a short while they run at the full one: nothing has slowed it yet."""
     if target.tdp_w is None:
         return 1.0
     timed = work.detail if isinstance(work.detail, Timed) else None
@@ -347,11 +387,39 @@ def _slower(s: Sheet, work: Work, target: Target, busy: Number, p: Mapping[str, 
         joules = joules * p["joules blank"]
     watts = s.put("power wanted", joules * work.products / busy, "W", "at the full clock")
     left = target.tdp_w * (1 - IDLE_SHARE)
-    slower = s.xp.maximum(1.0, watts / left) ** p["power bend"]
+    fed = _fed_s(s, joules * work.products / left, sums, p)
+    slower = s.xp.maximum(1.0, fed / busy)
     if timed is not None:
         beyond = timed.runs * busy * s.xp.maximum(watts - left, 0.0)
         slower = 1 + (slower - 1) * beyond / (beyond + p["slack"])
     return s.put("slower for lack of power", slower)
+
+
+def _fed_s(
+    s: Sheet,
+    needed: Number,
+    sums: tuple[tuple[Number, Number], tuple[Number, Number]],
+    p: Mapping[str, Number],
+) -> Number:
+    """Seconds of the longer of two sums at the clock that the power feeds: at the full one, its
+    joules take `needed` seconds of that power.
+
+    At a share r of the clock a flop takes r ^ (1 / bend - 1) of the joules (`flop_joules`), which
+    the power feeds in t seconds if r = (t / needed) ^ bent; and t = still + clocked / r. What t is
+    longer than that rises with t and bends down, so that Newton's steps come from below, and stay
+    there. The full clock cancels: a board that may clock higher takes as long.
+    """
+    xp, bent = s.xp, p["power bend"] / (1 - p["power bend"])
+    (one, first), (other, second) = sums
+    needed = xp.maximum(needed, LEAST_S) ** bent
+    one, other = one * needed, other * needed
+    t = xp.maximum(xp.maximum(one, other) ** (1 / (1 + bent)), LEAST_S)
+    for _ in range(NEWTON):
+        power = t**-bent
+        long, short = first + one * power, second + other * power
+        slope = bent * xp.where(long > short, one, other) * power / t
+        t = t + (xp.maximum(long, short) - t) / (1 + slope)
+    return s.put("at the clock that power feeds", t, "s", "cost.tensor._fed_s", terse=True)
 
 
 def _dram_bytes(

@@ -47,11 +47,39 @@ def test_a_large_product_runs_at_the_power_of_the_board():
     found, values = terms(gemm(8192, 8192, 8192, bf16))
     bend = FACTORS["power bend"]
     joules = FACTORS["joules wgmma"] * 1e-12 * (H100.tensor_clock_hz / 1.41e9) ** (1 / bend - 1)
-    busy = values["busiest SM"]
+    busy, slower = values["busiest SM"], values["slower for lack of power"]
     watts = joules * 2 * 8192**3 / busy
-    slower = (watts / (0.75 * 700)) ** bend
-    assert values["slower for lack of power"] == pytest.approx(slower) and slower > 1
+    assert slower == pytest.approx((watts / (0.75 * 700)) ** bend, rel=0.01) and slower > 1
     assert found.compute == pytest.approx(busy * slower) and found.compute > found.memory
+
+
+@pytest.mark.parametrize("n", [1024, 8192])
+@pytest.mark.parametrize("name", ["h100-sxm-80gb", "l4", "t4", "rtx-pro-6000-max-q"])
+def test_power_lowers_the_clock_until_it_feeds_it(name: str, n: int):
+    """The seconds are those of a board of that clock, whose power the joules at its voltage take
+    (L4 lists more of its L2 a clock than L40S). They are the same however high a board may clock.
+    """
+    target = load_target(name)
+    work = gemm(n, n, n, f16)
+    tiles = chosen(work, target)
+
+    def compute(of, what="at the power of the board"):
+        s = Sheet()
+        tensor.seconds(s, work, tiles, of, FACTORS)
+        return float(s.values[what])
+
+    taken = compute(target)
+    assert compute(target, "slower for lack of power") > 1.03
+    bend = FACTORS["power bend"]
+    left = 0.75 * target.tdp_w * taken
+    joules = tensor.flop_joules(target, FACTORS, 16) * work.products
+    share = (left / joules) ** (bend / (1 - bend))
+    assert share < 1
+    slow = load_target(name, {"clock_hz": share * target.clock_hz, "tdp_w": 9e4})
+    assert compute(slow, "busiest SM") == pytest.approx(taken, rel=0.04)
+    for by in (1.1, 3.0):
+        fast = load_target(name, {"clock_hz": by * target.clock_hz})
+        assert compute(fast) == pytest.approx(taken, rel=1e-9)
 
 
 def test_products_timed_for_a_short_while_are_not_slowed_and_blank_ones_less():
