@@ -8,23 +8,27 @@ so their mean is exact; half of the tokens to generate count as there.
 
 from __future__ import annotations
 
-import csv
 import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cache
+from math import inf, nan
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
 from gpuir.distributed import simulate_ranks
-from gpuir.fit.columns import Floats, TableFile
+from gpuir.files import read_json
+from gpuir.fit.columns import Floats, TableFile, count_of
 from gpuir.fit.score import ALL, Group, Score, Scores, row_errors
 from gpuir.fit.tables import target_of
+from gpuir.ir.errors import GpuirError
 from gpuir.loading import load
 from gpuir.simulate.parallel import Parallel
+from gpuir.targets.profile import load_profile
 
 WORDS = ("gpu", "engine", "model", "workload")
 NUMBERS = ("tp", "pp", "batch", "output_len", "prefill_ms", "decode_ms", "total_ms")
@@ -72,40 +76,78 @@ class Cases:
 
 def read(path: str | Path) -> Cases:
     """The batches of a table, with the lengths of their prompts from `workloads/` beside it."""
-    file = TableFile(Path(path))
-    columns = file.read(COLUMNS)
+    columns = TableFile(Path(path)).read(COLUMNS)
     folder = Path(path).parent / "workloads"
-    facts = json.loads((folder / "models.json").read_text())
-    words = {n: columns.words(n) for n in WORDS}
-    numbers = {n: columns.numbers(n) for n in NUMBERS}
+    content = read_json(folder / "models.json", "the models of these batches")
+    facts = cast("dict[str, dict[str, Any]]", content) if isinstance(content, dict) else {}
     found: list[Case] = []
     skipped: Counter[str] = Counter()
-    for i in range(columns.count):
-        word: dict[str, str] = {n: w.names[w.codes[i]] for n, w in words.items()}
-        target = target_of(word["gpu"])
-        if target is None:
-            skipped[f"no target is called {word['gpu']}"] += 1
-            continue
-        number = {n: float(v[i]) for n, v in numbers.items()}
-        with (folder / f"{word['workload']}.csv").open(newline="") as f:
-            prompts = tuple(int(line["input_len"]) for line in csv.DictReader(f))
-        found.append(
-            Case(
-                device=word["gpu"],
-                target=target.name,
-                engine=word["engine"],
-                model=word["model"],
-                config=config_of(facts[word["model"]]),
-                prompts=prompts,
-                output=int(number["output_len"]),
-                tp=int(number["tp"]),
-                pp=int(number["pp"]),
-                prefill_s=number["prefill_ms"] * 1e-3,
-                decode_s=number["decode_ms"] * 1e-3,
-                total_s=number["total_ms"] * 1e-3,
-            )
-        )
+    for line in columns.lines(WORDS, NUMBERS):
+        case = _case(line, facts, folder)
+        if isinstance(case, str):
+            skipped[case] += 1
+        else:
+            found.append(case)
     return Cases(columns.file, columns.count, tuple(found), dict(skipped))
+
+
+def _lengths(path: Path) -> tuple[int, ...]:
+    """The lengths of a workload's prompts, none where there is no such file."""
+    if not path.is_file():
+        return ()
+    numbers = TableFile(path).read(("input_len",)).numbers("input_len")
+    lengths = tuple(count_of(n) for n in numbers.tolist())
+    return lengths if all(lengths) else ()
+
+
+@cache
+def _unknown(engine: str) -> str:
+    """Why no profile stands for an engine, empty where one does."""
+    try:
+        load_profile(engine)
+    except GpuirError as error:
+        return error.what
+    return ""
+
+
+def _case(
+    line: Mapping[str, Any],
+    facts: Mapping[str, Mapping[str, Any]],
+    folder: Path,
+) -> Case | str:
+    """The case of a line, or why it is none that is predicted."""
+    target = target_of(line["gpu"])
+    if target is None:
+        return f"no target is called {line['gpu'] or 'nothing'}"
+    model = facts.get(line["model"])
+    if model is None:
+        return f"no facts of {line['model'] or 'a model without a name'}"
+    if missing := [n for n in FACTS if n not in model]:
+        return f"the facts of {line['model']} have no {', '.join(missing)}"
+    if unknown := _unknown(line["engine"]):
+        return unknown
+    prompts = _lengths(folder / f"{line['workload']}.csv")
+    if not prompts:
+        return f"no lengths of prompts of the workload {line['workload'] or 'without a name'}"
+    output, tp, pp = (count_of(line[n]) for n in ("output_len", "tp", "pp"))
+    times = {f"{n}_s": line[f"{n}_ms"] * 1e-3 for n in ("prefill", "decode", "total")}
+    if not (output and tp and pp and any(0 < s < inf for s in times.values())):
+        return "a size or every time is missing"
+    if model["heads"] % tp:
+        return "heads that its ranks do not divide"
+    return Case(
+        line["gpu"],
+        target.name,
+        *(line["engine"], line["model"], config_of(model), prompts),
+        *(output, tp, pp),
+        **{n: s if 0 < s < inf else nan for n, s in times.items()},
+    )
+
+
+FACTS = (
+    *("architecture", "layers", "hidden", "heads", "kv_heads", "head_dim", "intermediate"),
+    *("vocab", "activation", "tied_embeddings", "dtype"),
+)
 
 
 def config_of(facts: Mapping[str, Any]) -> dict[str, Any]:
@@ -188,7 +230,7 @@ def score(forecasts: Iterable[Forecast], file: str) -> Scores:
             if not np.isfinite(measured):
                 continue
             row = np.array([measured, *getattr(f, f"{op}_s"), np.nan, np.nan])
-            one = Group(file, op, case.device, "bf16", case.target, by)
+            one = Group(file, op, case.device, case.config["dtype"], case.target, by)
             groups.setdefault(one, []).append(row)
             several = "several GPUs" if case.tp * case.pp > 1 else "one GPU"
             for ranks in (several, ALL):

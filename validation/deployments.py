@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 
 from gpuir.cost.learned import Model
-from gpuir.fit.columns import Columns, Floats, TableFile
+from gpuir.fit.columns import Floats, TableFile, count_of
 from gpuir.fit.score import ALL, Group, RowErrors, Score, Scores, kernel_s, row_errors
 from gpuir.fit.tables import target_of
 from validation.experts import EXPERTS
@@ -91,7 +91,7 @@ def read(path: str | Path) -> Runs:
     columns = table.read((*words, *NUMBERS))
     known, skipped, seen = decoders(), Counter[str](), set[Any]()
     runs: list[Run] = []
-    for row in _rows(columns, words):
+    for row in columns.lines(words, NUMBERS):
         found = _run(row, known)
         if isinstance(found, str):
             skipped[found] += 1
@@ -105,14 +105,6 @@ def read(path: str | Path) -> Runs:
     return Runs(columns.file, columns.count, tuple(runs), dict(skipped))
 
 
-def _rows(columns: Columns, names: tuple[str, ...]) -> Iterator[dict[str, Any]]:
-    words = {n: columns.words(n) for n in names}
-    numbers = {n: columns.numbers(n) for n in NUMBERS}
-    for i in range(columns.count):
-        row: dict[str, Any] = {n: w.names[w.codes[i]] for n, w in words.items()}
-        yield row | {n: float(v[i]) for n, v in numbers.items()}
-
-
 def _run(row: dict[str, Any], known: dict[str, Decoder]) -> Run | str:
     """The run, or why there is none."""
     if row["mode"] != "agg":
@@ -123,7 +115,8 @@ def _run(row: dict[str, Any], known: dict[str, Decoder]) -> Run | str:
     target = target_of(DEVICES.get(row["system"], row["system"]))
     if target is None:
         return f"no target is called {row['system']}"
-    if not all(LEAST <= row[n] <= MOST for n in LOAD):
+    odd = [n for n in (*RANKS, "pp_size") if row[n] > 0 and not count_of(row[n])]
+    if odd or not all(LEAST <= row[n] <= MOST for n in LOAD):
         return "a number of its load is missing, too small or too large"
     tp, own, expert_tp, expert_ep = _ranks(row)
     if tp * own > NODE or row["pp_size"] > 1:
@@ -168,7 +161,7 @@ def _ranks(row: dict[str, Any]) -> tuple[int, int, int, int]:
     multiplied by the other: ids of such rows say `tp8_ep8`, which is 8 GPUs that share attention,
     or have sequences of their own.
     """
-    tp, own, expert_tp, expert_ep = (int(row[n]) if row[n] >= 1 else 1 for n in RANKS)
+    tp, own, expert_tp, expert_ep = (count_of(row[n]) or 1 for n in RANKS)
     if expert_tp == expert_ep and tp * own == expert_tp * expert_ep > NODE:
         return (expert_ep, 1, 1, expert_ep) if own == 1 else (tp, expert_ep, 1, expert_ep)
     return tp, own, expert_tp, expert_ep

@@ -234,8 +234,8 @@ def evaluate(files: Iterable[str], models: str | None = None) -> list[Table | St
     tables: list[Table | Steps] = []
     for path in files:
         if sharded.are_in(path):
-            runs, skipped = sharded.read(path)
             known = sharded.read_models(models_of(path, models))
+            runs, skipped = sharded.read(path, known)
             forecasts: list[Forecast] = []
             for one in sharded.forecast(runs, known):
                 forecasts.append(one)
@@ -514,7 +514,7 @@ def dlrm(files: tuple[str, ...], **given: Any) -> None:
     check_ahead(given["json_path"])
     for path in files:
         if sharded.are_in(path):
-            sharded.read_models(models_of(path, given["models"]))
+            sharded.read(path, sharded.read_models(models_of(path, given["models"])))
         else:
             read(path)
     tables = evaluate(dict.fromkeys(files), given["models"])

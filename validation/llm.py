@@ -158,6 +158,8 @@ def _profiled(
             if len(mine):
                 column = np.full(len(tokens), np.nan)
                 place = np.searchsorted(tokens, numbers["tokens"][mine])
+                if again := len(mine) - len(np.unique(place)):
+                    skipped["the same measurement again"] += again
                 column[place] = numbers["latency_us"][mine] * 1e-6
                 parts[name] = column * (2 if name == "add" and extents["gated"] else 1)
         yield Profiled(

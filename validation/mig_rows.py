@@ -179,6 +179,8 @@ def numbers_of(row: Row) -> dict[str, Any]:
     if not text and stack in PYTORCH:
         text = "amp" if "deeplearningexamples" in said else "tf32"
     wide = "bf16" if re.search("bf16|bfloat16", text) else "f16"
+    if re.search(r"int4|fp4|w4a|\bi4\b|4.?bit", text):
+        raise NotScored(f"precision {row.precision}: not known here")
     if re.search(r"int8|\bi8\b|fp8", text):
         if stack != "tensorrt":
             raise NotScored(f"precision {row.precision}: 8 bits are predicted of TensorRT alone")

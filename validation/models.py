@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from gpuir.files import read_json
-from gpuir.fit.columns import Columns, TableFile
+from gpuir.fit.columns import TableFile, count_of
 from gpuir.fit.score import ALL, Errors, errors_of
 from gpuir.fit.tables import target_of
 from gpuir.ir.build import Builder, rewrite
@@ -84,23 +84,14 @@ def read_labels(path: str, configs: Mapping[str, Mapping[str, Any]]) -> Labels:
     columns = file.read((*KEY, "num_layer", *MEASURED, *SUMS, *others))
     cases: list[Case] = []
     skipped: dict[str, int] = {}
-    for line in _lines(columns, others):
+    numbers = ("seqlen", "batch", "num_layer", *MEASURED, *SUMS, *others)
+    for line in columns.lines(("device", "model", "mode", "option"), numbers):
         case = _case(line, configs)
         if isinstance(case, str):
             skipped[case] = skipped.get(case, 0) + 1
         else:
             cases.append(case)
     return Labels(path, tuple(cases), skipped)
-
-
-def _lines(columns: Columns, others: Sequence[str]) -> Iterator[dict[str, Any]]:
-    words = {n: columns.words(n) for n in ("device", "model", "mode", "option")}
-    numbers = {
-        n: columns.numbers(n) for n in ("seqlen", "batch", "num_layer", *MEASURED, *SUMS, *others)
-    }
-    for i in range(columns.count):
-        cells: dict[str, Any] = {n: w.names[w.codes[i]] for n, w in words.items()}
-        yield cells | {n: float(values[i]) for n, values in numbers.items()}
 
 
 def _case(line: Mapping[str, Any], configs: Mapping[str, Mapping[str, Any]]) -> Case | str:
@@ -120,10 +111,9 @@ def _case(line: Mapping[str, Any], configs: Mapping[str, Mapping[str, Any]]) -> 
     measured = _times(line, "")
     if not measured.total_s > 0:
         return "no measurement"
-    for name in ("seqlen", "batch"):
-        if not (line[name] >= 1 and line[name].is_integer()):
-            return f"{name} is no size"
-    sizes = int(line["seqlen"]), int(line["batch"])
+    sizes = count_of(line["seqlen"]), count_of(line["batch"])
+    if not all(sizes):
+        return f"{'batch' if sizes[0] else 'seqlen'} is no size"
     masked = kind in MASKED and option == "none"
     published = {p: _times(line, f"{p}_") for p in PUBLISHED}
     ratios = {name: line[name] for name in SUMS if not math.isnan(line[name])}
@@ -136,7 +126,7 @@ def _case(line: Mapping[str, Any], configs: Mapping[str, Mapping[str, Any]]) -> 
         {p: times for p, times in published.items() if times.total_s > 0},
         ratios,
         "slower than its operators" if any(r > MOST_OF_SUM for r in ratios.values()) else "",
-        0 if math.isnan(line["num_layer"]) else int(line["num_layer"]),
+        count_of(line["num_layer"]),
     )
 
 

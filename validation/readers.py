@@ -4,32 +4,55 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from gpuir.fit import tables
+from gpuir.fit import collectives, tables
 from gpuir.fit.readers import Other
 from gpuir.fit.tables import Readers, Table
-from validation import eager, experts, linear, profiled, serving, traced
+from validation import (
+    decoders,
+    eager,
+    experts,
+    linear,
+    profiled,
+    runs,
+    serving,
+    traced,
+    tuned,
+)
+from validation.throughput import cases
 
 OTHERS = (
+    Other(collectives.COLUMNS, "collectives: `gpuir eval collectives`"),
     Other(
-        ("library", "world_size", "bytes", "latency_us"),
-        "collectives, for a command to come",
+        ("library", "tokens_per_rank", "latency_us"), "all-to-all of experts; no command reads it"
     ),
-    Other(("library", "tokens_per_rank", "latency_us"), "all-to-all, for a command to come"),
-    Other(("model", "ttft_ms", "tpot_ms"), "deployments of language models: `gpuir eval models`"),
+    Other(cases.IMAGES, "throughputs of image models: `gpuir eval models`"),
+    Other(cases.DECODERS, "throughputs of language models: `gpuir eval models`"),
+    Other(cases.UNET, "throughputs of Stable Diffusion: `gpuir eval models`"),
+    Other(decoders.BATCHES, "batches of language models: `gpuir eval models`"),
+    Other(runs.COLUMNS, "training on many GPUs: `gpuir eval training`"),
+    Other((*runs.OTHERS, "items_per_s"), "training of other models: `gpuir eval training`"),
+    Other(tuned.SWEEPS, "sweeps of tuned kernels: `gpuir eval tuning`"),
+    Other(tuned.WINNERS, "winners of tuners: `gpuir eval tuning`"),
+    Other(tuned.INSTANCES_WON, "winners of tuners: `gpuir eval tuning`"),
+    Other(tuned.PAIRS, "winners of tuners, which `gpuir eval tuning` leaves out"),
+    Other(decoders.DEPLOYMENTS, "deployments of language models: `gpuir eval models`"),
     Other(("model", "option", "e2e_ms"), "latencies of whole models: `gpuir eval models`"),
     Other(("gpu", "measured_iter_ms"), "training iterations of whole models: `gpuir eval dlrm`"),
     Other(("placement", "global_batch", "step_time_s"), "steps of recommenders: `gpuir eval dlrm`"),
+    Other(("model", "ttft_ms", "tpot_ms"), "deployments of language models; no command reads it"),
     Other(("kind", "mean_us", "machine"), "host overheads, which profiles are made from"),
     Other(
         ("gpu", "framework", "experts_hit", "chunk", "n_decode", "kv", "latency_us"),
-        "layers in mixed steps of serving engines, for a command to come",
+        "layers in mixed steps of serving engines; no command reads it",
     ),
     Other(("dataset", "indices", "unique_rows"), "statistics of embedding indices, no measurement"),
     Other(("table", "reference_version", "compared_version"), "notes on versions, no measurement"),
     Other(("system", "sm_version"), "a list of systems, no measurement"),
     Other(("device", "num_sm"), "a list of devices, no measurement"),
     Other(("sku", "sm_count"), "a list of GPUs, no measurement"),
-    Other(("gpu", "profile", "value", "unit"), "shared GPUs, for `eval mig` to come"),
+    Other(
+        ("gpu_sku", "profile", "instances_active_per_gpu", "value"), "MIG slices: `gpuir eval mig`"
+    ),
     Other(("gpu", "profile_id"), "a list of MIG profiles, no measurement"),
     Other(("gpu", "geometry"), "a list of MIG geometries, no measurement"),
     Other(("technology", "busbw_gbs"), "a list of interconnects, no measurement"),

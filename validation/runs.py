@@ -6,16 +6,19 @@ What a page is silent about is empty in the table, and assumed by whoever predic
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
 from typing import Any, cast
 
 from gpuir.files import read_json
-from gpuir.fit.columns import TableFile
+from gpuir.fit.columns import TableFile, count_of
+from gpuir.fit.readers import Unmodelled
 from gpuir.fit.tables import target_of
 from gpuir.ir.errors import UsageError
 from validation.eager import DEVICES
+from validation.precisions import precision_of
 
 MODELS_FILE = "models.json"
 # Software, as tables call it.
@@ -27,6 +30,8 @@ WORDS = ("id", "model", "task", "gpu", "interconnect", "sharding", "dtype", "fra
 MORE_WORDS = ("activation_checkpointing", "doubt", "notes")
 COUNTS = ("seq", "gpus", "gpus_per_node", "dp", "tp", "pp", "vp", "cp", "ep", "global_batch")
 MORE_COUNTS = ("micro_batch", "grad_accum")
+NO_TIME = "no measurement"
+NO_COUNT = "{} is no count"
 COLUMNS = (*WORDS, *MORE_WORDS, *COUNTS, *MORE_COUNTS, "step_time_s")
 
 
@@ -255,15 +260,18 @@ def read(
             expected=f"the columns {', '.join(COLUMNS)}",
             found=f"no {', '.join(missing)}",
         )
-    columns = file.read(COLUMNS)
-    words = {n: columns.words(n) for n in (*WORDS, *MORE_WORDS)}
-    numbers = {n: columns.numbers(n) for n in (*COUNTS, *MORE_COUNTS, "step_time_s")}
+    lines = file.read(COLUMNS).lines((*WORDS, *MORE_WORDS), (*COUNTS, *MORE_COUNTS, "step_time_s"))
+    return _read(lines, lambda line: _run(line, models))
+
+
+def _read(
+    lines: Iterable[Mapping[str, Any]], run_of: Callable[[Mapping[str, Any]], Run | str]
+) -> tuple[list[Run], dict[str, int]]:
+    """The runs of lines, and how many lines are none for each reason."""
     runs: list[Run] = []
     skipped: dict[str, int] = {}
-    for i in range(columns.count):
-        cells: dict[str, Any] = {n: w.names[w.codes[i]] for n, w in words.items()}
-        cells |= {n: float(values[i]) for n, values in numbers.items()}
-        run = _run(cells, models)
+    for line in lines:
+        run = run_of(line)
         if isinstance(run, str):
             skipped[run] = skipped.get(run, 0) + 1
         else:
@@ -286,13 +294,13 @@ def _run(line: Mapping[str, Any], models: Mapping[str, Mapping[str, Any]]) -> Ru
     if line["task"] == "lora":
         return "LoRA is not modelled"
     if line["dtype"] not in ("bf16", "fp16", "fp8", "mxfp8"):
-        return f"training in {line['dtype']} is not modelled"
-    if not line["step_time_s"] > 0:
-        return "no measurement"
-    counts = {n: _count(line[n]) for n in (*COUNTS, "micro_batch")}
+        return f"training in {line['dtype'] or 'a dtype that is not stated'} is not modelled"
+    if not 0 < line["step_time_s"] < inf:
+        return NO_TIME
+    counts = {n: count_of(line[n]) for n in (*COUNTS, "micro_batch")}
     for name in ("seq", "gpus", "dp", "tp", "pp", "cp", "global_batch"):
         if not counts[name]:
-            return f"{name} is no count"
+            return NO_COUNT.format(name)
     if counts["global_batch"] % counts["dp"]:
         return "the batch does not divide over data ranks"
     ep = counts["ep"] or 1
@@ -329,34 +337,39 @@ def are_others(path: str | Path) -> bool:
 
 def read_others(path: str | Path) -> tuple[list[Run], dict[str, int]]:
     """The runs of BERT, and why others are not read."""
+    counts = ("gpus", "batch_per_gpu", "grad_accum", "seq")
     columns = TableFile(Path(path)).read((*OTHERS, "id", "version"))
-    words = {n: columns.words(n) for n in ("id", "model", "gpu", "dtype", "version")}
-    counts = ("gpus", "batch_per_gpu", "grad_accum", "seq", "step_time_s")
-    numbers = {n: columns.numbers(n) for n in counts}
-    runs: list[Run] = []
-    skipped: dict[str, int] = {}
-    for i in range(columns.count):
-        named: list[Any] = [w.names[w.codes[i]] for w in words.values()]
-        key, model, gpu, dtype, version = map(str, named)
-        gpus, batch, passes, seq, seconds = (float(values[i]) for values in numbers.values())
-        target = target_of(gpu)
-        if model not in BERTS or target is None:
-            why = f"{model} is not built here" if target else f"no target is called {gpu}"
-            skipped[why] = skipped.get(why, 0) + 1
-            continue
-        if seq == SHORTER:
-            why = f"{seq:.0f} tokens are printed, and sequences must be shorter"
-            skipped[why] = skipped.get(why, 0) + 1
-            continue
-        ranks = int(gpus)
-        runs.append(
-            Run(
-                *(key, model, Facts(*BERT, BERTS[model]), "pretrain", int(seq), gpu, target.name),
-                *(ranks, 8, "", ranks, 1, 1, 1, 1, "DDP", int(batch)),
-                *(int(batch * passes) * ranks, dtype, "none", EXAMPLES, version, False, seconds),
-            )
-        )
-    return runs, skipped
+    words = ("id", "model", "gpu", "dtype", "version")
+    return _read(columns.lines(words, (*counts, "step_time_s")), _other)
+
+
+def _other(line: Mapping[str, Any]) -> Run | str:
+    """The run of a line, or why it is not read."""
+    model, target = line["model"], target_of(line["gpu"])
+    if target is None:
+        return f"no target is called {line['gpu'] or 'nothing'}"
+    if model not in BERTS:
+        return f"{model or 'a model without a name'} is not built here"
+    if line["seq"] == SHORTER:
+        return f"{SHORTER} tokens are printed, and sequences must be shorter"
+    try:
+        precision = precision_of(line["dtype"])
+    except Unmodelled as why:
+        return str(why)
+    if precision.dtype != "f32":
+        return f"training in {line['dtype']} alone is not modelled of {EXAMPLES}"
+    if not 0 < line["step_time_s"] < inf:
+        return NO_TIME
+    counts = {n: count_of(line[n]) for n in ("gpus", "batch_per_gpu", "grad_accum", "seq")}
+    for name, count in counts.items():
+        if not count:
+            return NO_COUNT.format(name)
+    ranks, batch, passes, seq = counts.values()
+    return Run(
+        *(line["id"], model, Facts(*BERT, BERTS[model]), "pretrain", seq, line["gpu"]),
+        *(target.name, ranks, 8, "", ranks, 1, 1, 1, 1, "DDP", batch, batch * passes * ranks),
+        *(line["dtype"].lower(), "none", EXAMPLES, line["version"], False, line["step_time_s"]),
+    )
 
 
 LABELS = ("device", "model", "mode", "seqlen", "batch", "option", "e2e_ms")
@@ -374,40 +387,43 @@ def read_labels(
     """The lines of several GPUs, `dp4`, `tp4` and `pp4_1` (one microbatch), and why others are not
     read. They are Megatron-LM's GPT in f32, a whole step (README of the labels)."""
     columns = TableFile(Path(path)).read(LABELS)
-    words = {n: columns.words(n) for n in ("device", "model", "mode", "option")}
-    numbers = {n: columns.numbers(n) for n in ("seqlen", "batch", "e2e_ms")}
-    runs: list[Run] = []
-    skipped: dict[str, int] = {}
-    for i in range(columns.count):
-        named: list[Any] = [w.names[w.codes[i]] for w in words.values()]
-        device, model, mode, option = map(str, named)
-        seq, batch, ms = (float(values[i]) for values in numbers.values())
-        ways = re.fullmatch(r"(dp|tp|pp)(\d+)(?:_(\d+))?", option)
-        target = target_of(DEVICES.get(device, device))
-        config: Mapping[str, Any] = configs.get(model, {})
-        if ways is None or mode != "train":
-            why = "one GPU: gpuir eval models"
-        elif target is None:
-            why = f"no target is called {device}"
-        elif config.get("model_type") != "gpt2":
-            why = f"no config of a GPT-2 is called {model}"
-        elif not ms > 0:
-            why = "no measurement"
-        else:
-            degrees = {"dp": 1, "tp": 1, "pp": 1, ways[1]: int(ways[2])}
-            passes = int(ways[3] or 1)
-            runs.append(
-                Run(
-                    *(f"{device} {model} {option}", model, _gpt2(config), "pretrain", int(seq)),
-                    *(device, target.name, int(ways[2]), int(ways[2]), "one node"),
-                    *(degrees["dp"], degrees["tp"], degrees["pp"], 1, 1, "DDP"),
-                    *(int(batch) // degrees["dp"] // passes, int(batch), "fp32", "none"),
-                    *(MEGATRON_ON_FOUR, "core 0.5.0", False, ms * 1e-3),
-                )
-            )
-            continue
-        skipped[why] = skipped.get(why, 0) + 1
-    return runs, skipped
+    lines = columns.lines(("device", "model", "mode", "option"), ("seqlen", "batch", "e2e_ms"))
+    return _read(lines, lambda line: _label(line, configs))
+
+
+def _label(line: Mapping[str, Any], configs: Mapping[str, Mapping[str, Any]]) -> Run | str:
+    """The run of a line, or why it is not read."""
+    device, model, option = line["device"], line["model"], line["option"]
+    ways = re.fullmatch(r"(dp|tp|pp)([1-9]\d*)(?:_([1-9]\d*))?", option)
+    if ways is None or line["mode"] != "train":
+        return "one GPU: gpuir eval models"
+    target = target_of(DEVICES.get(device, device))
+    if target is None:
+        return f"no target is called {device}"
+    config = configs.get(model, {})
+    if config.get("model_type") != "gpt2":
+        return f"no config of a GPT-2 is called {model}"
+    if missing := [n for n in GPT2 if not count_of(float(config.get(n) or 0))]:
+        return f"the config of {model} has no {', '.join(missing)}"
+    if not 0 < line["e2e_ms"] < inf:
+        return NO_TIME
+    seq, batch = count_of(line["seqlen"]), count_of(line["batch"])
+    ranks, passes = int(ways[2]), int(ways[3] or 1)
+    degrees = {"dp": 1, "tp": 1, "pp": 1, ways[1]: ranks}
+    if not (seq and batch):
+        return NO_COUNT.format("batch" if seq else "seqlen")
+    if batch % (degrees["dp"] * passes):
+        return "the batch does not divide over data ranks"
+    return Run(
+        *(f"{device} {model} {option}", model, _gpt2(config), "pretrain", seq),
+        *(device, target.name, ranks, ranks, "one node"),
+        *(degrees["dp"], degrees["tp"], degrees["pp"], 1, 1, "DDP"),
+        *(batch // degrees["dp"] // passes, batch, "fp32", "none"),
+        *(MEGATRON_ON_FOUR, "core 0.5.0", False, line["e2e_ms"] * 1e-3),
+    )
+
+
+GPT2 = ("n_embd", "n_head", "n_layer", "vocab_size")
 
 
 def _gpt2(config: Mapping[str, Any]) -> Facts:
@@ -417,7 +433,3 @@ def _gpt2(config: Mapping[str, Any]) -> Facts:
         *(int(config["n_layer"]), hidden, heads, heads, hidden // heads, 4 * hidden, vocab),
         *(False, "gelu", False, False, True, True),
     )
-
-
-def _count(number: float) -> int:
-    return int(number) if number >= 1 and number.is_integer() else 0

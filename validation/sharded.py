@@ -18,15 +18,17 @@ overlap. Of TensorFlow nothing is modelled but the kernels.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import combinations, pairwise
+from math import inf
 from pathlib import Path
 from typing import Any, cast
 
 from gpuir.files import read_json
-from gpuir.fit.columns import TableFile
+from gpuir.fit.columns import TableFile, count_of
 from gpuir.fit.tables import target_of
 from gpuir.ir.errors import UsageError
 from gpuir.ir.types import f16, f32
@@ -39,6 +41,7 @@ from gpuir.targets.cluster import Cluster, load_cluster
 COLUMNS = ("model", "gpu", "gpus", "gpus_per_node", "dtype", "global_batch", "step_time_s")
 DTYPES = {"amp fp16": "f16", "tf32": "tf32", "fp32": "f32", "not stated": "f32"}
 SKEW = {"synthetic": 1.05, "dlrm": 1.45}
+FACTS = {"synthetic": ("mlp_sizes", "interact_stride"), "dlrm": ("bottom_mlp", "top_mlp")}
 MEMORY = 0.9  # of a GPU, for tables: runs are published that fill it
 
 
@@ -77,43 +80,69 @@ def are_in(path: str | Path) -> bool:
     return all(name in names for name in (*COLUMNS, "placement"))
 
 
-def read(path: str | Path) -> tuple[list[Run], dict[str, int]]:
+def read(
+    path: str | Path, models: Mapping[str, Mapping[str, Any]]
+) -> tuple[list[Run], dict[str, int]]:
     """The runs of a table, and why lines are none."""
     file = TableFile(Path(path))
     columns = file.read(("id", *COLUMNS))
-    words = {n: columns.words(n) for n in ("id", "model", "gpu", "dtype")}
-    counts = ("gpus", "gpus_per_node", "global_batch", "step_time_s")
-    numbers = {n: columns.numbers(n) for n in counts}
+    counts = ("gpus", "gpus_per_node", "global_batch")
     runs: list[Run] = []
-    skipped: dict[str, int] = {}
-    for i in range(columns.count):
-        cells: list[Any] = [w.names[w.codes[i]] for w in words.values()]
-        key, model, gpu, dtype = map(str, cells)
-        n, node, batch, seconds = (float(numbers[c][i]) for c in counts)
-        target = target_of(gpu)
-        if target is None or dtype not in DTYPES or not seconds > 0:
-            why = f"no target is called {gpu}" if target is None else f"dtype {dtype}, or no time"
-            skipped[why] = skipped.get(why, 0) + 1
-            continue
-        run = Run(key, model, target.name, int(n), int(node), DTYPES[dtype], int(batch), seconds)
-        runs.append(run)
-    return runs, skipped
+    skipped: Counter[str] = Counter()
+    for line in columns.lines(("id", "model", "gpu", "dtype"), (*counts, "step_time_s")):
+        gpus, node, batch = (count_of(line[n]) for n in counts)
+        target, seconds = target_of(line["gpu"]), line["step_time_s"]
+        if target is None:
+            skipped[f"no target is called {line['gpu'] or 'nothing'}"] += 1
+        elif why := _unbuilt(line["model"], models):
+            skipped[why] += 1
+        elif line["dtype"] not in DTYPES:
+            skipped[f"dtype {line['dtype'] or 'not stated'} is not modelled"] += 1
+        elif not (gpus and node and 0 < seconds < inf):
+            skipped["a count or the time is missing"] += 1
+        elif batch < gpus:
+            skipped["the batch has no sample for each GPU"] += 1
+        else:
+            dtype = DTYPES[line["dtype"]]
+            runs.append(
+                Run(line["id"], line["model"], target.name, gpus, node, dtype, batch, seconds)
+            )
+    return runs, dict(skipped)
+
+
+def _name(model: str) -> str:
+    """That of its facts: those of DLRM are of the data that it reads."""
+    return model.removeprefix("dlrm-")
+
+
+def _unbuilt(model: str, models: Mapping[str, Mapping[str, Any]]) -> str:
+    """Why a model is not built, empty where it is."""
+    kind = model.partition("-")[0]
+    if kind not in SKEW:
+        return f"{model or 'a model without a name'} is not built here"
+    facts = models.get(_name(model))
+    if facts is None:
+        return f"no facts of {model}"
+    missing = [n for n in ("tables", "numerical_features", *FACTS[kind]) if n not in facts]
+    return f"the facts of {model} have no {', '.join(missing)}" if missing else ""
 
 
 def read_models(path: str | Path) -> dict[str, dict[str, Any]]:
     content = read_json(path, "the models")
     models = cast("dict[str, dict[str, Any]]", content) if isinstance(content, dict) else {}
-    if not models or not all("tables" in m for m in models.values()):
-        raise UsageError("no models of recommenders", where=str(path))
+    if not models or not all(isinstance(m, dict) and "tables" in m for m in models.values()):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise UsageError(
+            "no models of recommenders",
+            where=str(path),
+            expected='{"dlrm": {"tables": [...], ...}}',
+            fix="--models embedding_models.json",
+        )
     return models
 
 
 def forecast(runs: Iterable[Run], models: Mapping[str, Mapping[str, Any]]) -> Iterator[Forecast]:
     for run in runs:
-        name = run.model.removeprefix("dlrm-")
-        if name not in models:
-            raise UsageError(f"no model {name!r} is in the models", where=run.id)
-        yield Forecast(run, parts(run, models[name]))
+        yield Forecast(run, parts(run, models[_name(run.model)]))
 
 
 def machine(run: Run) -> Cluster:

@@ -20,6 +20,7 @@ from gpuir.ir.types import DType, bf16, f8e4m3
 from gpuir.ops import kernel as k
 from gpuir.simulate.parallel import Parallel
 from gpuir.targets.target import Target
+from validation.precisions import precision_of
 from validation.programs import Form
 from validation.runs import EXAMPLES, LLM_FOUNDRY, MEGATRON_LM, MEGATRON_ON_FOUR, Run
 
@@ -174,11 +175,13 @@ def software_of(run: Run) -> Software:
     full = {"checkpoint": "layers.*"} if run.recomputed.startswith("full") else {}
     parallel = _parallel(run, micro)
     narrow = run.dtype if run.dtype in NARROW else ""
+    half = torch.float16 if run.dtype == "fp16" else torch.bfloat16  # beside narrow products too
     wide = frozenset({run.facts.vocab, run.facts.mixture.experts if run.facts.mixture else 0})
     if run.framework == LLM_FOUNDRY:
-        # FSDP's mixed precision: weights in f32, gathered and read in bf16; PURE has all in bf16.
-        weights = torch.bfloat16 if run.is_pure else torch.float32
-        form = Form(weights, torch.bfloat16, wide_loss=False, metrics=2, gelu="none")
+        # FSDP's mixed precision: weights in f32, gathered and read in 16 bits; PURE has all so.
+        form = Form(
+            half if run.is_pure else torch.float32, half, wide_loss=False, metrics=2, gelu="none"
+        )
         # Composer's DecoupledAdamW goes tensor by tensor (decoupled_weight_decay.py).
         adamw = {"optimizer": "adamw", "foreach": False, "clip": 1.0}
         kernels = Kernels("first", narrow, wide, FOUNDRY_MEMORY)
@@ -189,7 +192,7 @@ def software_of(run: Run) -> Software:
     fused = {"optimizer": "adamw", "fused": True, "clip": 1.0}
     if run.framework in (MEGATRON_LM, MEGATRON_ON_FOUR):
         in_f32 = run.framework == MEGATRON_ON_FOUR
-        dtype = torch.float32 if in_f32 else torch.float16
+        dtype = torch.float32 if in_f32 else half
         # Megatron's fused softmax, which masks too, is of 16 bits.
         form = Form(dtype, dtype, "scores", masked=in_f32, dropout=0.1)
         if in_f32 and run.pp == 1:
@@ -199,14 +202,16 @@ def software_of(run: Run) -> Software:
         if run.recomputed.startswith("selective"):
             full = {"checkpoint": "layers.*.core"}
         return Software(
-            *(form, "eager", {**fused, **full}, parallel, micro, Kernels(), assumed),
+            *(form, "eager", {**fused, **full}, parallel, micro),
+            *(Kernels(narrow=narrow, wide=wide), assumed),
             reentrant=run.recomputed.startswith("full"),
         )
     if run.framework == EXAMPLES:
         form = Form(torch.float32, torch.float32, "scores", dropout=0.1, gelu="none")
-        amp = {"autocast": "f16"} if run.dtype == "amp fp16" else {}
+        autocast = precision_of(run.dtype).autocast
+        amp = {"autocast": autocast} if autocast else {}
         return Software(form, "eager", {**fused, **amp}, parallel, micro, Kernels(), assumed)
-    form = Form(torch.bfloat16, torch.bfloat16)
+    form = Form(half, half)
     flash = "second" if run.version.startswith(BEFORE_THIRD) else ""
     kernels = Kernels(flash, narrow, wide)
     assumed = ("no recomputation", *(EXCHANGE,) * (run.ep > 1), *assumed)

@@ -19,7 +19,7 @@ import numpy as np
 from gpuir.cost.generated.shared import COMPOSABLE
 from gpuir.cost.nest import Tiles
 from gpuir.cost.work import Work
-from gpuir.fit.columns import Columns, Floats, TableFile
+from gpuir.fit.columns import MOST_COUNT, Columns, Floats, TableFile
 from gpuir.ir.errors import GpuirError, UsageError
 from gpuir.targets.load import load_target
 from gpuir.targets.target import Target
@@ -50,7 +50,7 @@ SIZES: Mapping[str, Mapping[str, Any]] = {
 }
 # dtype of the products, of the weights where that is another, and how operands are scaled
 DTYPES = {
-    "f16": ("bf16", "", ""),
+    "f16": ("f16", "", ""),
     "bf16": ("bf16", "", ""),
     "float8": ("f8e4m3", "", "row"),
     "fp8_w8a8": ("f8e4m3", "", "row"),
@@ -58,6 +58,14 @@ DTYPES = {
     "int8_w8a16": ("bf16", "i8", ""),
     "int4_w4a16": ("bf16", "i4", ""),
 }
+# Columns that tell a sweep, and tables of winners: of Triton's tuners, of instances, of pairs.
+SWEEPS = ("kernel", "gpu", "status", "median_ms")
+WINNERS = ("kernel", "gpu", "dtype", "BLOCK_SIZE_M", "space")
+INSTANCES_WON = ("kernel", "gpu", "dtype", "kernel_id", "libtype")
+PAIRS = ("stage1_kernel", "stage2_kernel")
+INSTANCES = {"fp8": "f8e4m3", "int8": "i8"}  # of Composable Kernel
+NUMBERLESS = "a size, a parameter or the time is no such number"
+MOST_SPLITS = 30  # powers of two
 PRODUCTS = {"fused_moe": "vllm.fused_moe", "w8a8_block_gemm": "vllm.block_gemm"}
 NAMES = ("BLOCK_SIZE_M", "BLOCK_SIZE_N", "BLOCK_SIZE_K", "GROUP_SIZE_M", "num_warps", "num_stages")
 HIDDEN = 4096  # assumed where a file name leaves it open: common among the models it may be of
@@ -109,13 +117,13 @@ def read(paths: Sequence[str]) -> tuple[list[Problem], list[Skipped]]:
 def _table(path: Path) -> Iterator[Problem | Skipped]:
     file = TableFile(path)
     t = file.read(file.names)
-    if {"status", "median_ms"} <= set(file.names):
+    if set(SWEEPS).issubset(file.names):
         return _sweeps(t)
-    if {"BLOCK_SIZE_M", "space"} <= set(file.names):
+    if set(WINNERS).issubset(file.names):
         return _winners(t)
-    if {"kernel_id", "libtype"} <= set(file.names):
+    if set(INSTANCES_WON).issubset(file.names):
         return _instances(t)
-    if {"stage1_kernel", "stage2_kernel"} <= set(file.names):
+    if set(PAIRS).issubset(file.names):
         reason = "pairs of kernels of a mixture, whose space is not published"
         return iter([Skipped(path.name, t.count, reason)])
     raise UsageError(
@@ -161,15 +169,24 @@ def _sweeps(t: Columns) -> Iterator[Problem | Skipped]:
             yield Skipped(file, failed, "did not compile, or did not run")
         rows = rows[ran[rows]]
         template = TEMPLATES[SWEPT[kernel]]
-        meta = {p: t.numbers(p)[rows] for p in template.parameters}
+        columns = {p: t.numbers(p) for p in template.parameters}
         if "staged" in t.cells:  # convolution_b always stages, and has no parameter for it
-            meta["use_shmem"] = t.numbers("staged")[rows]
+            columns["use_shmem"] = t.numbers("staged")
+        time_ms = t.numbers("median_ms")[rows]
+        whole = np.isfinite(time_ms) & (time_ms > 0)
+        for values in columns.values():
+            whole &= np.isfinite(values[rows])
+        if not whole.all():
+            yield Skipped(file, int((~whole).sum()), NUMBERLESS)
+        rows = rows[whole]
+        if not len(rows):
+            continue
         yield Problem(
             *(file, kernel, gpu, "f32", target),
             works=(template.kernel(SIZES[template.name]).work,),
-            tiles=template.tile(meta),
+            tiles=template.tile({p: values[rows] for p, values in columns.items()}),
             count=len(rows),
-            time_s=t.numbers("median_ms")[rows] / 1e3,
+            time_s=time_ms[whole] / 1e3,
         )
 
 
@@ -189,8 +206,7 @@ def _winners(t: Columns) -> Iterator[Problem | Skipped]:
         kernel, gpu, space, dtype, scales = key
         target = _target(gpu)
         if kernel not in PRODUCTS or space not in known or dtype not in DTYPES or target is None:
-            known_here = target is not None
-            reason = f"no known space: {kernel} {dtype}" if known_here else f"no target for {gpu}"
+            reason = f"no known space: {kernel} {dtype}" if target else f"no target for {gpu}"
             yield Skipped(path.name, len(rows), reason)
             continue
         configs = np.array(list(itertools.product(*known[space].values())), float)
@@ -202,6 +218,10 @@ def _winners(t: Columns) -> Iterator[Problem | Skipped]:
         if not good.all():
             reason = "not from the tuner's space as it is today"
             yield Skipped(path.name, int((~good).sum()), reason)
+        sized = _sized(t, rows, "m", "n", "k", "experts", "topk")
+        if odd := int((good & ~sized).sum()):
+            yield Skipped(path.name, odd, NUMBERLESS)
+        good &= sized
         if not good.any():
             continue
         template = TEMPLATES[PRODUCTS[kernel]]
@@ -212,6 +232,14 @@ def _winners(t: Columns) -> Iterator[Problem | Skipped]:
             count=len(configs),
             winners=found[good],
         )
+
+
+def _sized(t: Columns, rows: Any, *names: str) -> Any:
+    """Which rows have no size that is none; one that is not there is assumed."""
+    columns = np.stack([t.numbers(name)[rows] for name in names])
+    return (np.isnan(columns) | ((columns >= 1) & (columns == np.floor(columns)))).all(axis=0) & (
+        np.nan_to_num(columns) <= MOST_COUNT
+    ).all(axis=0)
 
 
 def _numbers(t: Columns, rows: Any, name: str, missing: float = HIDDEN) -> Floats:
@@ -252,8 +280,13 @@ def _instances(t: Columns) -> Iterator[Problem | Skipped]:
     for (kernel, gpu, library, dtype), rows in _parted(t, "kernel", "gpu", "libtype", "dtype"):
         target = _target(gpu)
         mine = space.words("kernel").where(kernel) if space else np.zeros(0, bool)
-        if space is None or library != "ck" or not mine.any() or target is None:
-            reason = f"no known space: {kernel} of {library}" if target else f"no target for {gpu}"
+        known = space is not None and library == "ck" and bool(mine.any())
+        if space is None or not known or target is None or dtype not in INSTANCES:
+            reason = f"no known space: {kernel} of {library}"
+            if target is None:
+                reason = f"no target for {gpu}"
+            elif known:
+                reason = f"instances of {dtype or 'a dtype that is not stated'} are not modelled"
             yield Skipped(path.name, len(rows), reason)
             continue
         ids: list[float] = space.numbers("kernel_id")[mine].tolist()
@@ -262,17 +295,25 @@ def _instances(t: Columns) -> Iterator[Problem | Skipped]:
         good = found >= 0
         if not good.all():
             yield Skipped(path.name, int((~good).sum()), "not among the instances of the space")
+        sized = _sized(t, rows, "m", "n", "k")
+        splits = np.nan_to_num(t.numbers("split_k")[rows])
+        sized &= (splits >= 0) & (splits <= MOST_SPLITS)
+        if odd := int((good & ~sized).sum()):
+            yield Skipped(path.name, odd, NUMBERLESS)
+        good &= sized
+        if not good.any():
+            continue
         rows = rows[good]
         sizes = {r: _numbers(t, rows, c) for r, c in (("rows", "m"), ("n", "n"), ("k", "k"))}
         scales = "block" if "blockscale" in kernel else "row"
-        more = {"dtype": "f8e4m3" if "8" in dtype and "int" not in dtype else "i8"}
+        given: dict[str, Any] = {"dtype": INSTANCES[dtype], "scales": scales}
         tiles = Tiles(
             {**{d: space.numbers(f"tile_{d}")[mine][None] for d in "mnk"}, "b": 1.0},
             3.0,  # assumed: two tiles of the operands at once
             space.numbers("threads")[mine][None] / target.sm.warp,
             2.0 ** _numbers(t, rows, "split_k", 0.0),
         )
-        work = TEMPLATES["vllm.block_gemm"].kernel({**more, "scales": scales, **sizes}).work
+        work = TEMPLATES["vllm.block_gemm"].kernel(given | sizes).work
         yield Problem(
             *(path.name, kernel, gpu, f"{dtype} of ck", target),
             works=(replace(work, form=COMPOSABLE),),

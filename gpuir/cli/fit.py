@@ -60,7 +60,7 @@ def command(files: tuple[Path, ...], out: Path, seed: int, without: str, quick: 
             where=", ".join(map(str, files)),
             expected="measurements well above the launch floor"
             + (f", of other GPUs than {without}" if without else ""),
-            found="; ".join(sorted(skipped)),
+            found="; ".join(sorted(skipped)) or f"{sum(t.count for t in tables):,} rows",
         )
     backtests = backtest.Backtests()
     if not quick:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from gpuir.cost.collective import (
 )
 from gpuir.cost.kriging import BANDS, NOISE, WAITS, Curve, Ends, Field, Knots, covariance
 from gpuir.cost.sheet import Sheet
-from gpuir.fit.columns import Floats, Ints, TableFile
+from gpuir.fit.columns import MOST_COUNT, Floats, Ints, TableFile
 from gpuir.ir.errors import TargetError, UsageError
 from gpuir.targets.cluster import Cluster, load_cluster
 from gpuir.targets.load import load_target
@@ -39,7 +39,13 @@ OPS = {
     "send_recv": "send",
     "sendrecv": "send",
 }
-EIGHT = ("int8", "fp8", "uint8")
+BITS = {
+    **dict.fromkeys(("int8", "uint8", "fp8"), 8),
+    **dict.fromkeys(("fp16", "float16", "f16", "half", "bf16", "bfloat16"), 16),
+    **dict.fromkeys(("fp32", "float32", "f32", "float"), 32),
+    **dict.fromkeys(("fp64", "float64", "f64", "double"), 64),
+}
+MOST_RANKS = 1 << 20
 LIBRARIES = ("nccl", "vllm", "sglang", "trtllm")
 # What tables call a node, where it is not a GPU's name: a shipped cluster, or a rule.
 SYSTEMS = {
@@ -137,12 +143,14 @@ def read(path: str | Path) -> Table:
     near = c.numbers("gpus_per_node")
     near = np.where(np.isnan(near), numbers["world_size"], near)
     spread = np.nan_to_num(c.numbers("rep_spread"))
-    good = (numbers["latency_us"] > 0) & (numbers["bytes"] >= 1) & (numbers["world_size"] >= 2)
-    good &= (near >= 1) & np.isfinite(numbers["latency_us"])
+    good = (numbers["latency_us"] > 0) & (numbers["bytes"] >= 1)
+    good &= np.isfinite(numbers["latency_us"]) & (numbers["bytes"] <= MOST_COUNT)
+    for ranks, least in ((numbers["world_size"], 2), (near, 1)):
+        good &= (ranks >= least) & (ranks <= MOST_RANKS) & (ranks == np.floor(ranks))
     skipped: dict[str, int] = {}
     if not good.all():
-        skipped["no time, no size, or fewer than two ranks"] = int((~good).sum())
-    world = np.nan_to_num(numbers["world_size"]).astype(int)
+        skipped["no time, no size, or no number of ranks"] = int((~good).sum())
+    world, near = (np.where(good, ranks, 0) for ranks in (numbers["world_size"], near))
     codes = np.stack([*(w.codes for w in words), version.codes, source.codes, world, near], axis=1)
     kinds, which = np.unique(codes.astype(np.int64), axis=0, return_inverse=True)
     series: list[Series] = []
@@ -178,9 +186,11 @@ def _series(
         raise UsageError(f"the library {library} is not modelled")
     if op not in OPS:
         raise UsageError(f"the collective {op} is not modelled")
+    if dtype not in BITS:
+        raise UsageError(f"a collective of {dtype or 'a dtype that is not stated'} is not modelled")
     near = ranks if system in RACKS else min(near, ranks)
     cluster = cluster_of(system, ranks, near)
-    kind, bits = OPS[op], 8 if dtype in EIGHT else 16
+    kind, bits = OPS[op], BITS[dtype]
     if near > cluster.node_gpus:
         raise UsageError(f"{system}: {near} GPUs in a node that has {cluster.node_gpus}")
     group = flat_group(kind, ranks, near, cluster)
@@ -239,18 +249,29 @@ def seconds(some: Sequence[Batch], factors: Mapping[str, Any]) -> Floats:
 
 def formula(series: Sequence[Series], factors: Mapping[str, float]) -> list[Floats]:
     """Seconds by the formulas alone, for each series."""
-    ends = np.cumsum([len(s.nbytes) for s in series])[:-1]
-    return np.split(seconds(batches(series), factors), ends)
+    return _apart(seconds(batches(series), factors), series)
+
+
+def _joined(parts: Iterable[Floats]) -> Floats:
+    """Columns one after another, be there none."""
+    return np.concatenate([np.zeros(0), *parts])
+
+
+def _lengths(series: Sequence[Series]) -> Ints:
+    return np.array([len(s.nbytes) for s in series], np.int64)
+
+
+def _apart(column: Floats, series: Sequence[Series]) -> list[Floats]:
+    """The part of a column that is each series'."""
+    return np.split(column, np.cumsum(_lengths(series)))[: len(series)]
 
 
 def predicted(series: Sequence[Series], field: Field) -> list[Floats]:
     """Seconds, for each series."""
     plain = formula(series, field.factors)
-    lengths = [len(s.nbytes) for s in series]
-    which = np.repeat(np.arange(len(series)), lengths)
-    x = np.log2(np.concatenate([s.nbytes for s in series])) if series else np.zeros(0)
-    change = field.many([s.curve for s in series], which, x)
-    parts = np.split(np.exp(change), np.cumsum(lengths)[:-1])
+    which = np.repeat(np.arange(len(series)), _lengths(series))
+    x = np.log2(_joined(s.nbytes for s in series))
+    parts = _apart(np.exp(field.many([s.curve for s in series], which, x)), series)
     return [p * c for p, c in zip(plain, parts, strict=True)]
 
 
@@ -322,13 +343,13 @@ def fit_factors(points: Sequence[Series]) -> Mapping[str, float]:
     """Least squares of logarithms with Cauchy's weights, by Levenberg and Marquardt's method; each
     system, library and collective weighs the same. Groups of several nodes do not take part."""
     near = [s for s in points if s.curve.nodes == 1]
-    y = np.concatenate([np.log(s.time_s) for s in near])
+    y = _joined(np.log(s.time_s) for s in near)
     kinds = [(s.curve.gpu, s.curve.library, s.curve.mode, s.curve.op) for s in near]
     count: dict[Any, int] = {}
     for s, k in zip(near, kinds, strict=True):
         count[k] = count.get(k, 0) + len(s.nbytes)
-    w = np.concatenate([np.full(len(s.nbytes), count[k] ** -0.5) for s, k in zip(near, kinds)])
-    noise = np.concatenate([1 + 5 * s.spread for s in near])
+    w = _joined(np.full(len(s.nbytes), count[k] ** -0.5) for s, k in zip(near, kinds))
+    noise = _joined(1 + 5 * s.spread for s in near)
     w = w / noise
     start: Floats = np.log(np.array(list(FACTORS.values())))
     names = list(FACTORS)
@@ -370,8 +391,8 @@ def fit_factors(points: Sequence[Series]) -> Mapping[str, float]:
 
 
 def knots_of(points: Sequence[Series]) -> Knots:
-    which = np.repeat(np.arange(len(points)), [len(s.nbytes) for s in points])
-    x = np.log2(np.concatenate([s.nbytes for s in points]))
+    which = np.repeat(np.arange(len(points)), _lengths(points))
+    x = np.log2(_joined(s.nbytes for s in points))
     return Knots(tuple(s.curve for s in points), which, x)
 
 
@@ -379,10 +400,10 @@ def covariance_of(points: Sequence[Series]) -> Floats:
     """Of the differences that are measured, their noise in it."""
     knots = knots_of(points)
     k = covariance(knots, knots)
-    spread = np.concatenate([s.spread for s in points])
+    spread = _joined(s.spread for s in points)
     waits = [np.where(s.nbytes <= BANDS[1], float(is_trace(s)), 0.0) for s in points]
     k[np.diag_indices(len(k))] += NOISE**2 + (0.5 * spread) ** 2
-    k[np.diag_indices(len(k))] += (WAITS * np.concatenate(waits)) ** 2
+    k[np.diag_indices(len(k))] += (WAITS * _joined(waits)) ** 2
     return k
 
 
@@ -393,8 +414,8 @@ def is_trace(s: Series) -> bool:
 
 def differences(points: Sequence[Series], factors: Mapping[str, float]) -> Floats:
     """Logarithms of measured over the formulas with these factors."""
-    times = np.concatenate([s.time_s for s in points])
-    return np.log(times / np.concatenate(formula(points, factors)))
+    times = _joined(s.time_s for s in points)
+    return np.log(times / _joined(formula(points, factors)))
 
 
 def added(points: Sequence[Series], factors: Mapping[str, float], k: Floats) -> Field:
@@ -438,13 +459,13 @@ def unseen(series: Sequence[Series], of: Callable[[Series], Any]) -> list[Picked
     points = thinned(series)  # a curve's rows are all left out, or none
     p = np.linalg.inv(covariance_of(points))
     keys = [of(s) for s in points]
-    lengths = [len(s.nbytes) for s in points]
+    lengths = _lengths(points)
     for key in dict.fromkeys(of(s) for s in series):
         rest = [s for s, k in zip(points, keys, strict=True) if k != key]
         if key is None or not rest:
             continue
         factors = fit_factors(rest)
-        out = np.repeat([k == key for k in keys], lengths)
+        out = np.repeat(np.array([k == key for k in keys], bool), lengths)
         # of the rest alone, from the inverse of all (the inverse of a matrix in blocks)
         y = differences(rest, factors)
         inner, cross = p[np.ix_(out, out)], p[np.ix_(~out, out)]
@@ -469,9 +490,9 @@ def by_system(s: Series) -> str:
 
 def ends(picked: Sequence[Picked]) -> Ends:
     """Between which logarithms of measured over predicted 80 % lie, by size band."""
-    off = np.concatenate([np.log(s.time_s / t) for s, t in picked])
-    size = np.concatenate([np.searchsorted(BANDS, s.nbytes) for s, _ in picked])
-    weigh = np.concatenate([np.full(len(t), len(t) ** -0.5) for _, t in picked])
+    off = _joined(np.log(s.time_s / t) for s, t in picked)
+    size = np.searchsorted(BANDS, _joined(s.nbytes for s, _ in picked))
+    weigh = _joined(np.full(len(t), len(t) ** -0.5) for _, t in picked)
     found: list[tuple[float, float]] = []
     for b in range(len(BANDS) + 1):
         mine = size == b

@@ -23,6 +23,7 @@ Ints = NDArray[np.int64]
 CHUNK = 100_000  # rows of a csv file that are text at one time
 MOST_ROWS = 5_000_000  # of a parquet file, which says the same a million times in a few bytes
 LARGEST_UNPACKED = 1 << 30  # bytes of its columns without their compression
+MOST_COUNT = 2.0**40
 TRUTHS = {"True": 1.0, "true": 1.0, "False": 0.0, "false": 0.0}
 
 
@@ -86,8 +87,22 @@ class Columns:
             return np.full(self.count, missing)
         return cells.numbers() if isinstance(cells, Words) else cells
 
+    def lines(self, words: Iterable[str], numbers: Iterable[str]) -> Iterator[dict[str, Any]]:
+        """The rows one by one: words as text, empty where there are none; numbers as floats, NaN
+        where they are none."""
+        texts = {n: self.words(n) for n in words}
+        floats = {n: self.numbers(n) for n in numbers}
+        for i in range(self.count):
+            cells: dict[str, Any] = {n: w.names[w.codes[i]] for n, w in texts.items()}
+            yield cells | {n: float(values[i]) for n, values in floats.items()}
+
     def with_cells(self, cells: Mapping[str, Words | Floats]) -> Columns:
         return Columns(self.file, self.count, {**self.cells, **cells})
+
+
+def count_of(number: float) -> int:
+    """A number that counts something, 0 where it is none."""
+    return int(number) if 1 <= number <= MOST_COUNT and number.is_integer() else 0
 
 
 def _number(text: str) -> float:

@@ -65,7 +65,7 @@ class Reader:
     @property
     def known_by(self) -> tuple[str, ...]:
         """The columns that tell its tables."""
-        return (self.device, *self.key, self.latency)
+        return tuple(dict.fromkeys((self.device, *self.key, self.latency)))
 
     @property
     def reads(self) -> tuple[str, ...]:

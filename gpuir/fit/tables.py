@@ -65,12 +65,15 @@ def recognise(opened: TableFile, readers: Readers = READERS) -> Reader | Other:
         return max(fits, key=lambda r: (isinstance(r, Reader), len(r.known_by)))
     of_kernels = [r for r in readers if isinstance(r, Reader)]
     near = min(of_kernels, key=lambda r: len({*r.known_by} - names))
+    fix = "docs/guide/eval.md lists the columns"
+    if readers is READERS:
+        fix += "; a checkout of the repository reads more tables"
     raise UsageError(
         "the columns are not those of a table that gpuir can read",
         where=str(opened.path),
         expected=f"the columns of {near.name}: {', '.join(near.known_by)}",
         found=", ".join(opened.names[:30]) or "no columns",
-        fix="docs/guide/eval.md lists the columns; a checkout of the repository reads more tables",
+        fix=fix,
     )
 
 

@@ -110,6 +110,14 @@ def _tables(entry: Any, i: int, where: str) -> Iterable[EmbeddingTable]:
                 fix="remove one of them: they mean the same",
             )
         given[key], said[key] = v, str(k)
+    if given and not any(k in given for k in REQUIRED):
+        raise UsageError(
+            f"a table must have the fields {' and '.join(REQUIRED)}",
+            where=place,
+            expected=", ".join(KEYS),
+            found=", ".join(given)[:200],
+            fix="give a file of embedding tables, or name their sizes so",
+        )
     if unknown := [k for k in given if k not in KEYS]:
         raise UsageError(
             f"a table has no field {unknown[0]!r}",

@@ -155,8 +155,8 @@ def test_models_of_steps_are_asked_for(tmp_path: Path):
 @pytest.mark.skipif(not SHARDED.exists(), reason="the measurements are not here")
 @pytest.mark.slow
 def test_published_steps_of_dlrm_are_met():
-    runs = [r for r in sharded.read(SHARDED)[0] if r.model.startswith("dlrm")]
     models = sharded.read_models(SHARDED.with_name("embedding_models.json"))
+    runs = [r for r in sharded.read(SHARDED, models)[0] if r.model.startswith("dlrm")]
     found = [*sharded.forecast(runs, models)]
     assert len(found) == 14
     assert sum(abs(f.error) for f in found) / len(found) < 20

@@ -12,6 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 from gpuir.cli.main import main
+from gpuir.ir.errors import UsageError
 from validation.throughput import predict as predicting
 from validation.throughput.cases import Case, Program, read
 from validation.throughput.predict import Predicted, Result, predict
@@ -45,7 +46,9 @@ def table(tmp_path: Path) -> Path:
 def test_what_a_row_says(table: Path):
     found = read(table)
     eager, vit, nhwc, compiled, train, small = found.cases
-    assert eager.program == Program("image", "resnet18", 256, side=224, amp=True, fast_norms=True)
+    assert eager.program == Program(
+        "image", "resnet18", 256, side=224, autocast="f16", fast_norms=True
+    )
     assert eager.measured_s == pytest.approx(0.064) and eager.profile == "eager"
     assert not vit.program.fast_norms  # torch's own LayerNorm, in f32 under autocast
     assert nhwc.program.nhwc and nhwc.table != eager.table
@@ -77,18 +80,19 @@ def test_unets_and_decoders(tmp_path: Path):
 def test_a_row_is_read_in_the_precision_that_it_states(tmp_path: Path):
     """Or it is counted, with the reason."""
     head, line = ROWS.splitlines()[:2]
-    said = ["amp", "f32", "tf32", "f16", "fp16", "bf16", "BF16", "int8", "fp8", ""]
+    said = ["amp", "amp bf16", "f32", "tf32", "f16", "fp16", "bf16", "BF16", "int8", "fp8", ""]
     lines = [line.replace(",amp,", f",{p},") for p in said]
     lines += [line.replace(",256,", f",{n},") for n in ("", "many", "0")]
     path = tmp_path / "images.csv"
     path.write_text("\n".join([head, *lines, ""]))
     found = read(path)
-    assert [(c.program.amp, c.program.dtype, c.tf32) for c in found.cases] == [
-        (True, "f32", None),
-        (False, "f32", False),
-        (False, "f32", True),
-        *[(False, "f16", None)] * 2,
-        *[(False, "bf16", None)] * 2,
+    assert [(c.program.autocast, c.program.dtype, c.tf32) for c in found.cases] == [
+        ("f16", "f32", None),
+        ("bf16", "f32", None),
+        ("", "f32", False),
+        ("", "f32", True),
+        *[("", "f16", None)] * 2,
+        *[("", "bf16", None)] * 2,
     ]
     assert found.skipped == {
         "precision int8 is not modelled": 1,
@@ -105,11 +109,46 @@ def test_a_row_is_read_in_the_precision_that_it_states(tmp_path: Path):
     assert found.skipped == {"precision int4 is not modelled": 1}
 
 
+def test_a_unet_is_read_in_its_precision_and_never_trained(tmp_path: Path):
+    path = tmp_path / "sd.csv"
+    head = "source,gpu,target,batch,mode,software,precision,it_per_s\n"
+    rows = [("eager", "amp"), ("eager", "tf32"), ("eager", "bf16"), ("eager", ""), ("train", "f16")]
+    path.write_text(head + "".join(f"x,A100,a100,4,{m},torch 2.0,{p},14\n" for m, p in rows))
+    found = read(path)
+    assert [(c.program.autocast, c.program.dtype, c.tf32) for c in found.cases] == [
+        ("f16", "f32", None),
+        ("", "f32", True),
+        ("", "bf16", None),
+    ]
+    assert found.skipped == {
+        "precision not stated is not modelled": 1,
+        "training of a UNet is not modelled": 1,
+    }
+
+
+@pytest.mark.parametrize(
+    "content", ["{}", '{"model_type": "gpt2"}', "[1]", "PAR1\x00", "a,b\n1,2\n"]
+)
+def test_a_file_of_something_else_is_no_store(table: Path, content: str):
+    kept = table.with_name("kept.jsonl")
+    kept.write_text(content)
+    with pytest.raises(UsageError, match="the file keeps no predictions"):
+        [*predict([], jobs=1, kept=kept, watch=str)]
+    assert kept.read_text() == content
+
+
 @of_timm
 @pytest.mark.parametrize("dtype", ["f16", "bf16"])
 def test_a_model_in_half_is_built_in_half(dtype: str):
     ((g, _),) = graphs(Program("image", "resnet18", 2, side=64, dtype=dtype))
     assert {v.type.dtype.name for v in (*g.inputs, *g.params) if v.type.dtype.is_float} == {dtype}
+
+
+@of_timm
+def test_autocast_is_in_the_dtype_that_a_row_states():
+    ((g, _),) = graphs(Program("image", "resnet18", 2, side=64, autocast="bf16"))
+    dtypes = {v.type.dtype.name for n in g.nodes for v in n.results}
+    assert "bf16" in dtypes and "f16" not in dtypes
 
 
 @pytest.mark.skipif(not DATA.is_dir(), reason="the public tables are not beside the checkout")

@@ -5,30 +5,39 @@ What the tables do not state of a run is here, as their README says it.
 
 from __future__ import annotations
 
-import csv
+import re
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from math import inf
+from math import inf, isnan, nan
 from pathlib import Path
 from typing import Any, Literal
 from zlib import crc32
 
-from gpuir.fit.columns import TableFile
+from gpuir.fit.columns import TableFile, count_of
+from gpuir.fit.readers import Unmodelled
 from gpuir.fit.tables import target_of
+from validation.precisions import precision_of
 
 Kind = Literal["image", "unet", "decoder"]
-Row = Mapping[str, str]
+Row = Mapping[str, Any]  # words as text, numbers as floats
 
 IMAGES = ("model", "target", "mode", "precision", "layout", "batch", "img_size", "samples_per_s")
 DECODERS = ("model", "target", "dtype", "batch", "isl", "osl", "tokens_per_s", "first_token_ms")
 UNET = ("target", "mode", "batch", "it_per_s")
 
-# What weights and images are in, by how tables call it; amp is autocast to f16 of weights in f32.
-DTYPES = {
-    **dict.fromkeys(("amp", "f32", "fp32", "float32", "tf32"), "f32"),
-    **dict.fromkeys(("f16", "fp16", "float16", "half"), "f16"),
-    **dict.fromkeys(("bf16", "bfloat16"), "bf16"),
+TEXTS = (
+    *("source", "model", "family", "gpu", "target", "mode", "precision", "dtype", "layout"),
+    "software",
+)
+NUMBERS = (
+    *("batch", "img_size", "isl", "osl", "samples_per_s", "tokens_per_s", "first_token_ms"),
+    "it_per_s",
+)
+NUMBERLESS = "a size or the measurement is no number"
+LAYOUTS = {
+    **dict.fromkeys(("nchw", "channelsfirst", "contiguous"), False),
+    **dict.fromkeys(("nhwc", "channelslast"), True),
 }
 PROFILES = {"eager": "eager", "train": "eager", "compile": "compiled", "cudagraph": "cudagraph"}
 # The tables of torch 2.9 are of models whose branches and batch norms had been merged into
@@ -43,9 +52,10 @@ LATENT = 64  # cells of a side of what Stable Diffusion's UNet works on: 512 pix
 @dataclass(frozen=True, order=True)
 class Program:
     """What is exported once, for all GPUs. `side` is that of an image or of latents, in cells; of a
-    decoder `tokens` are those of a prompt and those that it generates. `merged`: batch norms and
-    parallel branches are parts of convolutions; `fast_norms`: norms stay in the 16 bits of
-    autocast; `sdpa`: attention is one operator.
+    decoder `tokens` are those of a prompt and those that it generates. `autocast` is the dtype of
+    mixed precision, empty where there is none. `merged`: batch norms and parallel branches are
+    parts of convolutions; `fast_norms`: norms stay in the 16 bits of autocast; `sdpa`: attention is
+    one operator.
     """
 
     kind: Kind
@@ -54,7 +64,7 @@ class Program:
     side: int = 0
     tokens: tuple[int, int] = (0, 0)
     train: bool = False
-    amp: bool = False
+    autocast: str = ""
     nhwc: bool = False
     merged: bool = False
     fast_norms: bool = False
@@ -62,8 +72,9 @@ class Program:
     dtype: str = "f32"
 
     def __str__(self) -> str:
-        flags = ("train", "amp", "nhwc", "merged", "fast_norms")
+        flags = ("train", "nhwc", "merged", "fast_norms")
         words = [self.model, *(f for f in flags if getattr(self, f)), f"batch {self.batch}"]
+        words += [f"autocast {self.autocast}"] if self.autocast else []
         words += [self.dtype] if self.dtype != "f32" else []
         if self.tokens[0]:
             words.append(f"{self.tokens[0]}+{self.tokens[1]} tokens")
@@ -134,59 +145,73 @@ def read(path: str | Path) -> Table:
     """The cases of a file, in its order."""
     file = TableFile(Path(path))
     read_row = next(f for needs, f in READERS.items() if set(needs).issubset(file.names))
+    columns = file.read((*TEXTS, *NUMBERS))
+    unsaid = {} if "precision" in file.names else {"precision": "f16"}  # Stable Diffusion's
     cases: list[Case] = []
     skipped: Counter[str] = Counter()
-    with Path(path).open(encoding="utf-8-sig", newline="") as stream:
-        rows = list(csv.DictReader(stream))
-    for i, row in enumerate(rows):
-        target = target_of(row["target"])
-        profile = PROFILES.get(row.get("mode", "eager"))
-        if target is None:
-            skipped[f"no target is called {row['target']}"] += 1
-        elif profile is None:
-            skipped[f"nothing runs like mode {row['mode']}"] += 1
+    for i, cells in enumerate(columns.lines(TEXTS, NUMBERS)):
+        case = _case(cells | unsaid, read_row, {"file": Path(path).name, "row": i})
+        if isinstance(case, str):
+            skipped[case] += 1
         else:
-            given = {"file": Path(path).name, "row": i, "target": target.name, "profile": profile}
-            case = _case(row, read_row, given)
-            if isinstance(case, str):
-                skipped[case] += 1
-            else:
-                cases.append(case)
-    return Table(Path(path).name, len(rows), tuple(cases), dict(skipped))
+            cases.append(case)
+    return Table(Path(path).name, columns.count, tuple(cases), dict(skipped))
 
 
 def _case(cells: Row, read_row: Callable[..., Case], given: Mapping[str, Any]) -> Case | str:
     """The case of a row, or why it is none that is predicted."""
-    said = cells.get("precision", cells.get("dtype", "f16"))
-    if said.lower() not in DTYPES:
-        return f"precision {said or 'not stated'} is not modelled"
+    target = target_of(cells["target"])
+    if target is None:
+        return f"no target is called {cells['target'] or 'nothing'}"
     try:
-        case = read_row(cells, **given)
-    except (ValueError, ZeroDivisionError):
-        return "a size or the measurement is no number"
-    if not (case.program.batch > 0 and 0 < case.measured_s < inf):
-        return "a size or the measurement is no number"
+        case = read_row(cells, **given, target=target.name)
+    except Unmodelled as why:
+        return str(why)
+    if not (case.program.batch and 0 < case.measured_s < inf):
+        return NUMBERLESS
     return case
 
 
+def _profile(cells: Row) -> str:
+    if cells["mode"] not in PROFILES:
+        raise Unmodelled(f"nothing runs like mode {cells['mode'] or 'not stated'}")
+    return PROFILES[cells["mode"]]
+
+
+def _is_nhwc(layout: str) -> bool:
+    plain = re.sub(r"[\s_-]", "", layout.lower())
+    if plain not in LAYOUTS:
+        raise Unmodelled(f"layout {layout or 'not stated'} is not modelled")
+    return LAYOUTS[plain]
+
+
+def _size(cells: Row, name: str) -> int:
+    if number := count_of(cells[name]):
+        return number
+    raise Unmodelled(NUMBERLESS)
+
+
+def _seconds(amount: float, rate: float) -> float:
+    return amount / rate if rate > 0 else nan
+
+
 def _image(cells: Row, **given: Any) -> Case:
-    software, precision = cells["software"], cells["precision"].lower()
-    amp = precision == "amp"
-    train, timm = cells["mode"] == "train", cells.get("source", "").startswith("results/")
-    old = cells.get("family") in TORCH_NORMS and software.startswith(TORCH_NORMS_UNTIL)
-    batch = int(cells["batch"])
+    software, precision = cells["software"], precision_of(cells["precision"])
+    train, timm = cells["mode"] == "train", cells["source"].startswith("results/")
+    old = cells["family"] in TORCH_NORMS and software.startswith(TORCH_NORMS_UNTIL)
+    batch = _size(cells, "batch")
     program = Program(
         "image",
         cells["model"],
         batch,
-        side=int(cells["img_size"]),
+        side=_size(cells, "img_size"),
         train=train,
-        amp=amp,
-        nhwc=cells["layout"] == "nhwc",
+        autocast=precision.autocast,
+        nhwc=_is_nhwc(cells["layout"]),
         merged=software.startswith(MERGED),
         fast_norms=timm and not train and not old,
         sdpa=not train,
-        dtype=DTYPES[precision],
+        dtype=precision.dtype,
     )
     return Case(
         gpu=cells["gpu"],
@@ -194,49 +219,59 @@ def _image(cells: Row, **given: Any) -> Case:
         precision=cells["precision"],
         software=" ".join(software.split()[:2]),
         program=program,
-        # autocast leaves no products in f32; until torch 1.12 those ran in TF32 where they could
-        tf32=precision == "tf32" if DTYPES[precision] == "f32" and not amp else None,
-        measured_s=batch / float(cells["samples_per_s"]),
+        profile=_profile(cells),
+        tf32=precision.tf32,
+        measured_s=_seconds(batch, cells["samples_per_s"]),
         **given,
     )
 
 
 def _unet(cells: Row, **given: Any) -> Case:
+    precision = precision_of(cells["precision"])
+    if cells["mode"] == "train":
+        raise Unmodelled("training of a UNet is not modelled")
     # an iteration is one call on two samples an image, with the prompt and without
-    dtype = DTYPES[cells.get("precision", "f16").lower()]
-    batch = 2 * int(cells["batch"])
-    program = Program("unet", "sd-1", batch, side=LATENT, nhwc=True, dtype=dtype)
+    program = Program(
+        "unet",
+        "sd-1",
+        2 * _size(cells, "batch"),
+        side=LATENT,
+        autocast=precision.autocast,
+        nhwc=True,
+        dtype=precision.dtype,
+    )
     return Case(
         gpu=cells["gpu"],
         mode=cells["mode"],
-        precision=dtype,
+        precision=cells["precision"],
         software=cells["software"],
         program=program,
-        tf32=None,
-        measured_s=1 / float(cells["it_per_s"]),
+        profile=_profile(cells),
+        tf32=precision.tf32,
+        measured_s=_seconds(1, cells["it_per_s"]),
         **given,
     )
 
 
 def _decoder(cells: Row, **given: Any) -> Case:
-    batch, prompt, output = int(cells["batch"]), int(cells["isl"]), int(cells["osl"])
-    first = not cells["tokens_per_s"]
-    rate_s = 0.0 if first else batch * output / float(cells["tokens_per_s"])
-    given["profile"] = "trtllm"
+    precision = precision_of(cells["dtype"])
+    if precision.autocast:
+        raise Unmodelled("TensorRT-LLM has no autocast")
+    batch, prompt, output = (_size(cells, n) for n in ("batch", "isl", "osl"))
+    first = isnan(cells["tokens_per_s"])
     return Case(
         gpu=cells["gpu"],
         mode="first token" if first else "all tokens",
         precision=cells["dtype"],
         software="TensorRT-LLM",
         program=Program(
-            "decoder",
-            cells["model"],
-            batch,
-            tokens=(prompt, output),
-            dtype=DTYPES[cells["dtype"].lower()],
+            "decoder", cells["model"], batch, tokens=(prompt, output), dtype=precision.dtype
         ),
-        tf32=None,
-        measured_s=float(cells["first_token_ms"]) / 1e3 if first else rate_s,
+        profile="trtllm",
+        tf32=precision.tf32,
+        measured_s=cells["first_token_ms"] / 1e3
+        if first
+        else _seconds(batch * output, cells["tokens_per_s"]),
         **given,
     )
 

@@ -15,9 +15,12 @@ from pathlib import Path
 import numpy as np
 
 import gpuir
-from gpuir.ir.errors import GpuirError
+from gpuir.files import read_text
+from gpuir.ir.errors import GpuirError, UsageError
 from validation.throughput.cases import Case, Program
 
+LINE = '{"name": '  # how each line of what is kept begins
+ELSEWHERE = "--store another file, or delete this one"
 Watch = Callable[[str], None]
 Key = tuple[str, str, bool | None]  # target, profile, TF32
 
@@ -123,17 +126,20 @@ def _source() -> str:
 
 
 def _read(kept: Path | None) -> Mapping[str, Predicted]:
-    """A line that was not written whole is left out."""
+    """A line that was not written whole is left out. UsageError for a file of something else."""
     found: dict[str, Predicted] = {}
     if kept is None or not kept.exists():
         return found
-    for line in kept.read_text(encoding="utf-8").splitlines():
+    text = read_text(kept, "the kept predictions", fix=ELSEWHERE)
+    for line in text.splitlines():
         try:
             record = json.loads(line)
             name = record.pop("name")
             found[name] = Predicted(**record)
-        except (ValueError, TypeError, KeyError):
+        except (ValueError, TypeError, KeyError, AttributeError):
             continue
+    if text and not found and not text.startswith(LINE):
+        raise UsageError("the file keeps no predictions", where=str(kept), fix=ELSEWHERE)
     return found
 
 

@@ -35,8 +35,8 @@ def graphs(p: Program) -> list[tuple[Graph, int]]:
         return _decoder(p)
     module, args = _image(p) if p.kind == "image" else _unet(p)
     options: dict[str, Any] = {}
-    if p.amp:
-        options |= {"autocast": "f16", "fast_norms": p.fast_norms}
+    if p.autocast:
+        options |= {"autocast": p.autocast, "fast_norms": p.fast_norms}
     if p.train:
         options |= {"train": True, "accumulate": True, "optimizer": "sgd", "fused": False}
     return [(gpuir.load(module, args=args, warn=_silent, **options), 1)]
