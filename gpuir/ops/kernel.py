@@ -759,7 +759,13 @@ class Gather(BodyKernel):
     release of PyTorch whose kernel resamples images, where one does."""
 
     name: ClassVar[str] = "k.gather"
-    beside: ClassVar[tuple[type[Op], ...]] = (*FLOWING, *FETCHING, t.Reducing, t.ResizeGradient)
+    beside: ClassVar[tuple[type[Op], ...]] = (
+        *FLOWING,
+        *FETCHING,
+        t.Reducing,
+        t.ResizeGradient,
+        t.Routine,
+    )
     library: str = ""
 
     def laid_out(self, y: TensorType) -> TensorType:
@@ -773,7 +779,13 @@ class Scatter(BodyKernel):
     tensor made here, of constants, is written whole first."""
 
     name: ClassVar[str] = "k.scatter"
-    beside: ClassVar[tuple[type[Op], ...]] = (*FLOWING, *FETCHING, t.Scattering, t.Reducing)
+    beside: ClassVar[tuple[type[Op], ...]] = (
+        *FLOWING,
+        *FETCHING,
+        t.Scattering,
+        t.Reducing,
+        t.Routine,
+    )
 
     def space(self) -> Space:
         """i over the cells that are given, or of all that is written."""

@@ -108,3 +108,30 @@ def test_a_pointwise_result_lies_as_most_of_what_it_reads():
     """)
     found = {v.name: axis for v, axis in innermost(g, images=False).items()}
     assert found == {"x": 2, "z": 2, "t": 1, "e": 1, "s": 2, "u": 1}  # most reads decide
+
+
+def test_what_random_numbers_are_drawn_beside_names_the_kernel():
+    """Dropout of rows that are looked up is a lookup: it reads these rows, not the whole table."""
+    g = gpuir.parse("""
+    graph @dropped of pytorch {
+      in %words: i64[16]
+      param %table: f16[100000, 512]
+      %x: f16[16, 512] = t.gather(%table, %words) at "dropped:embedding"
+      %keep: bool[16, 512] = t.routine("random", [], [bool[16, 512]], attrs=[["kind", "keep"], ["seed", 0], ["shape", [16, 512]], ["ratio", 0.1]], work=8192) at "dropped:dropout"
+      %zero: f16[] = t.constant(f16[], [0.0]) at "dropped:dropout"
+      %y: f16[16, 512] = t.map("where", [%keep, %x, %zero]) at "dropped:dropout"
+      out %y
+    }
+    """)  # noqa: E501
+    (kernel,) = gpuir.analyze(g, "l4", profile="compiled").nodes
+    assert kernel.op.name == "k.gather" and kernel.cost
+    assert dict(kernel.cost.facts)["operand_bytes"] < 1e6
+    (drawn,) = gpuir.analyze(
+        gpuir.parse("""graph @drawn of pytorch {
+          %r: f32[4096] = t.routine("random", [], [f32[4096]], attrs=[["kind", "uniform"], ["seed", 0], ["shape", [4096]]], work=4096) at "drawn:rand"
+          out %r
+        }"""),  # noqa: E501
+        "l4",
+        profile="compiled",
+    ).nodes
+    assert drawn.op.name == "k.routine"
