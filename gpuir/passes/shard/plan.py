@@ -221,8 +221,10 @@ class Planner:
         with other terms: of a weight with several readers each has its own."""
         if v in self.weight_of:
             return self.homes.get(self.weight_of[v], WHOLE)
-        readers = self.uses.get(v, [])
-        op = readers[0].op if len(readers) == 1 and phase_of(readers[0]) else None
+        readers = self.uses.get(v, ())
+        if len(readers) != 1 or not phase_of(readers[0]):
+            return WHOLE
+        op = readers[0].op
         if not isinstance(op, t.Pointwise | t.Layout):
             return WHOLE
         then = self.aim(readers[0].results[0])
