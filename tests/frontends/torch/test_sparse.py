@@ -307,6 +307,23 @@ def test_an_opaque_operator_reads_all_tensors_it_is_given(
     assert node.cost.time_s >= nbytes(*xs) / 10e12  # more than any memory of it gives a second
 
 
+@pytest.mark.parametrize("profile", ["eager", "compiled", "ideal"])
+def test_a_library_writes_results_that_nobody_reads(profile: str):
+    """The sort, topk and qr of PyTorch, and operators of which nothing is known, store them all."""
+    x = torch.empty(64, 96)
+    calls: dict[Callable[..., Any], float] = {
+        lambda x: OPERATORS["keyword"](x, None, xs=[x])[0]: nbytes(x) + 4 * (7 + 5 + 3),
+        lambda x: OPERATORS["keyword"](x, None, xs=[x])[1][1]: nbytes(x) + 4 * (7 + 5 + 3),
+        lambda x: torch.sort(x).values: 2 * nbytes(x) + 8 * 64 * 96,
+        lambda x: torch.argsort(x): 2 * nbytes(x) + 8 * 64 * 96,
+        lambda x: torch.topk(x, 8).values: nbytes(x) + 64 * 8 * (4 + 8),
+        lambda x: torch.linalg.qr(x)[1]: 2 * nbytes(x) + 4 * 64 * 64,
+    }
+    for fn, least in calls.items():
+        graph = gpuir.analyze(Call(fn).eval(), (x,), target="a100", profile=profile)
+        assert gpuir.summary(graph).bytes == least
+
+
 # ---------------------------------------------------------------------------- nonzero
 
 
