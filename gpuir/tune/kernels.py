@@ -136,6 +136,13 @@ def kernel(
     given = {e: _value(name, e, value, e in needed) for e, value in extents.items()}
     given = _spread(name, given, needed)
     plain, math = _math(name, dtype, given.pop("math", None), "math" in options)
+    what = name if name != "rows" else given.get("of", "softmax")
+    if plain.is_complex and what in REAL:
+        raise UsageError(
+            f"kernel {name!r}: {what} is not defined for complex numbers, which have no order",
+            found=f'dtype="{plain}"',
+            fix='dtype="f32"',
+        )
     work = _full(made, plain, given, needed)
     found = Kernel(name, replace(work, math=math))
     return found if target is None else costed(found, target, tile)
@@ -194,6 +201,7 @@ LEAST = {
     **dict.fromkeys(("stride", "dilation", "groups", "value", "kv_heads", "bag"), 1),
     **dict.fromkeys(("ranks", "shards"), 1),
 }
+REAL = ("attention", "experts", "topk", "softmax", "norm", "rms")  # kinds, and those of `rows`
 ONE = ("inputs", "parameters")  # operands, which all kernels in one have in common
 MOST_OPERANDS = 64  # assumed: more is a slip
 TEXTS = ("layout", "scales", "of", "fn", "library")
@@ -649,11 +657,12 @@ def nest(
     `dims` are its loops with their extents, outermost first. Each operand is a tuple of its axes,
     outermost in memory first; an axis is a loop, or a sum of loops with steps: a stencil reads
     `("y+i", "x+j")`, a dilated one `("y+2i", "x+2j")`. `reduced` loops are summed over. Each point
-    of the nest takes `ops` instructions of the lanes (a multiply-add is one, which it is by
-    default). With `products` it takes a multiply-add of the matrix units, where the target has them
-    for `dtype`, and `ops` besides (none by default): the nest is then a product of two reads, whose
-    rows are loops of the first alone, columns loops of the second alone. `kept` are the reads that
-    lie in constant memory; `dtypes` is by operand, reads first, where it is not `dtype`.
+    of the nest takes `ops` instructions of the lanes; by default those of a multiply-add, which are
+    one, or four of complex numbers. With `products` it takes a multiply-add of the matrix units,
+    where the target has them for `dtype`, and `ops` besides (none by default): the nest is then a
+    product of two reads, whose rows are loops of the first alone, columns loops of the second
+    alone. `kept` are the reads that lie in constant memory; `dtypes` is by operand, reads first,
+    where it is not `dtype`.
     """
     where = f"nest {name!r}"
     extents = {d: _numbers(where, d, n, 1) for d, n in dims.items()}
@@ -689,14 +698,15 @@ def nest(
     points: Number = 1.0
     for extent in extents.values():
         points = points * extent
-    each = ops if ops is not None else 0.0 if products else 1.0
+    each = ops if ops is not None else 0.0 if products else plain.multiply_add / 2
+    counted = plain.multiply_add if products or ops is None else 0
     work = Work(
         kernel="nest",
         dims=tuple(extents.items()),
         reduced=tuple(reduced),
         operands=tuple(operands),
-        flops=(2.0 * products + each) * points,
-        products=2.0 * points if products else 0.0,
+        flops=(counted + (ops or 0.0)) * points,
+        products=counted * points if products else 0.0,
         lane_ops=points * each,
         dtype=plain,
         pipe="tensor" if products else "vector",

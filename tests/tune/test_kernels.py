@@ -8,9 +8,12 @@ import numpy as np
 import pytest
 
 import gpuir
+from gpuir.cost.nest import peak_of
 from gpuir.cost.sized import gemm
+from gpuir.ir.errors import UsageError
 from gpuir.ir.types import bf16
-from gpuir.tune.kernels import KINDS
+from gpuir.targets.load import load_target
+from gpuir.tune.kernels import KINDS, costed, nest
 
 EXTENTS = {
     "gemm": {"m": 512, "n": 512, "k": 512},
@@ -119,3 +122,58 @@ def test_what_is_wrong_is_said(ask, message):
     with pytest.raises(gpuir.GpuirError) as error:
         ask()
     assert message in str(error.value)
+
+
+PRODUCT = {
+    "dims": {"y": 1024, "x": 768, "k": 512},
+    "reads": [("y", "k"), ("k", "x")],
+    "writes": [("y", "x")],
+    "reduced": ["k"],
+}
+
+
+@pytest.mark.parametrize("products", [False, True])
+@pytest.mark.parametrize("dtype, part", [("c64", "f32"), ("c128", "f64")])
+def test_a_nest_of_complex_numbers_is_four_real_ones(dtype: str, part: str, products: bool):
+    whole = nest("mine", **PRODUCT, dtype=dtype, products=products)
+    real = nest("mine", **PRODUCT, dtype=part, products=products)
+    assert real.work.flops == 2 * 1024 * 768 * 512 and whole.work.flops == 4 * real.work.flops
+    for target in ("h100-sxm", "a100", "l4", "v100-sxm2-16gb", "mi300x"):
+        least = 4 * real.work.flops / load_target(target).peak(real.work.pipe, real.work.dtype)
+        assert costed(whole, target).time_s >= least
+
+
+def test_of_complex_numbers_there_is_no_softmax_and_no_order():
+    for name in ("attention", "experts", "topk", "rows"):
+        with pytest.raises(UsageError, match="not defined for complex numbers"):
+            gpuir.kernel(name, dtype="c64", **EXTENTS[name])
+    real, whole = (
+        gpuir.kernel("rows", rows=8, columns=9, of="sum", dtype=d) for d in ("f32", "c64")
+    )
+    assert whole.work.flops == 2 * real.work.flops
+
+
+@pytest.mark.parametrize(
+    "target", ["h100-sxm", "a100", "l4", "rtx4090", "v100-sxm2-16gb", "mi355x"]
+)
+def test_no_generated_kernel_is_faster_than_its_flops_at_the_peak(target: str):
+    """Under no tile, in the dtypes that lanes are slower in too."""
+    device = load_target(target)
+    for dtype in ("f64", "f32", "f16", "i8", "c64", "c128"):
+        kernels = [
+            gpuir.kernel("gemm", m=1000, n=3000, k=200, dtype=dtype),
+            gpuir.kernel("conv", dtype=dtype, **EXTENTS["conv"]),
+            nest("mine", **PRODUCT, dtype=dtype),
+            nest(
+                "stencil",
+                {"y": 2000, "x": 512, "i": 5, "j": 5},
+                reads=[("y+i", "x+j"), ("i", "j")],
+                writes=[("y", "x")],
+                reduced=["i", "j"],
+                dtype=dtype,
+            ),
+        ]
+        for k in kernels:
+            tiles = gpuir.candidates(k, device)
+            time_s = gpuir.predict(k, tiles, device).time_s
+            assert np.nanmin(time_s) >= k.work.flops / peak_of(k.work, device)

@@ -31,7 +31,7 @@ from gpuir.cost.generated import lanes, matrix, rows
 from gpuir.cost.generated.parts import Counts, power_of_two, sizes_of
 from gpuir.cost.learned import Net
 from gpuir.cost.legal import Need
-from gpuir.cost.nest import Tiles, copies_asynchronously, runs_on_tensor
+from gpuir.cost.nest import Tiles, copies_asynchronously, peak_of, runs_on_tensor
 from gpuir.cost.products import costed_as, is_product, names_in
 from gpuir.cost.sheet import Factor, Number, Sheet
 from gpuir.cost.work import Work
@@ -214,8 +214,9 @@ def estimate(
     counted: Counts | None = None,
     given: Fitted | None = None,
 ) -> library.Estimate:
-    """Seconds of `work` generated with `tiles`: the larger of compute and memory, plus latency.
-    `counted` is what `counts` gave for them, where that is known."""
+    """Seconds of `work` generated with `tiles`: the larger of compute and memory, plus latency, and
+    never below the arithmetic at the listed peak. `counted` is what `counts` gave for them, where
+    that is known."""
     work, tiles = written(work, tiles, target)
     counted = counted or counts(work, tiles, target)
     if counted is None:
@@ -227,7 +228,8 @@ def estimate(
     busy = s.xp.maximum(compute, memory)
     launch = (listed or target).launch_s
     launch = s.put("launch", launch, "s", target.source("launch_s"))
-    latency = s.xp.maximum(terms.latency, terms.roof - busy) + launch
+    roof = s.xp.maximum(terms.roof, work.flops / peak_of(work, listed or target))
+    latency = s.xp.maximum(terms.latency, roof - busy) + launch
     latency = s.put("latency", latency, "s")
     return library.Estimate(compute, memory, latency, s.put("time", busy + latency, "s"))
 

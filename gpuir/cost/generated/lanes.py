@@ -38,6 +38,7 @@ from gpuir.cost.nest import Tiles
 from gpuir.cost.sheet import Factor, Number, Sheet
 from gpuir.cost.sized import terms
 from gpuir.cost.work import SECTOR_BYTES, Operand, Work, product
+from gpuir.ir.types import f32
 from gpuir.targets.target import Target
 
 UNROLLED = 4.0  # assumed: trips of a loop that a compiler writes out where nobody says how many
@@ -150,6 +151,7 @@ class Nested(Counts):
     cells: Number  # of a thread
     dram_bytes: Number
     ragged: Number  # 1 where tiles do not divide the nest
+    slower: Number  # than f32, the lanes in its dtype
 
     def each(self, change: Any) -> Nested:
         plain = {f.name: change(getattr(self, f.name)) for f in fields(self)[1:]}
@@ -214,6 +216,7 @@ def count(work: Work, tiles: Tiles, target: Target) -> Nested:
     warp = float(target.sm.warp)
     written = sum((o.nbytes for o in work.operands if o.staging == "written"), 0.0)
     none = 0.0 * blocks
+    f32_peak = target.peak("vector", f32)
     return Nested(
         reads=(reads + Reads(l2_bytes=written * tiles.split)).each(lambda n: n + none),
         threads=cut.block + none,
@@ -228,6 +231,7 @@ def count(work: Work, tiles: Tiles, target: Target) -> Nested:
         cells=product(cut.cells(d) for d in work.grid) + none,
         dram_bytes=work.nbytes + none,
         ragged=1.0 * (share < 1 - 1e-9) + none,
+        slower=np.maximum(1.0, f32_peak / target.peak("vector", work.dtype)) + none,
     )
 
 
@@ -432,7 +436,7 @@ def seconds(s: Sheet, c: Nested, target: Target, p: Mapping[str, Number]) -> Ter
     )
     resident = residents(s, target, threads, wanted, r.smem_bytes, c.blocks)
     # clocks of one block by unit, the SM to itself
-    fma = p["fma"] * c.ops * lanes * 32 / (sm.fp32_lanes * sm.flops_per_lane_clock / 2)
+    fma = p["fma"] * c.ops * c.slower * lanes * 32 / (sm.fp32_lanes * sm.flops_per_lane_clock / 2)
     computed = p["point"] * r.computed
     if target.isa.startswith("gfx9"):
         computed = computed + p["points gfx9"] * r.computed_more
