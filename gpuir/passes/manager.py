@@ -139,7 +139,8 @@ class Pipeline:
     passes: tuple[Pass, ...]
 
     def __repr__(self) -> str:
-        return f"<Pipeline of {len(self.passes)} passes: {', '.join(p.name for p in self.passes)}>"
+        of = f"{len(self.passes)} pass{'es' * (len(self.passes) != 1)}"
+        return f"<Pipeline of {of}: {', '.join(p.name for p in self.passes)}>"
 
     def __post_init__(self) -> None:
         level: Level | None = None
