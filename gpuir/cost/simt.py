@@ -132,14 +132,14 @@ def seconds(s: Sheet, work: Work, tiles: Tiles, target: Target, p: Mapping[str, 
     peak = target.peak(work.pipe, work.rate_dtype)
     busy_s = _busy_s(s, work, tiles, target, p, cut, peak)
     l2_bytes, dram_bytes, memory_s = _moved(s, work, tiles, target, p, cut)
-    run_s = xp.maximum(busy_s, memory_s)
+    longer, shorter = xp.maximum(busy_s, memory_s), xp.minimum(busy_s, memory_s)
+    both = (1.0 + (shorter / longer) ** p["overlap"]) ** (1.0 / p["overlap"])
+    run_s = longer * both
     slower = _slower(s, work, tiles, target, p, cut, l2_bytes, dram_bytes, run_s)
     compute_s, memory_s = busy_s * slower, memory_s * slower
     join_s = (p["split"] + p["split each"] * xp.log(tiles.split)) * 1e-6
     join_s = xp.where(tiles.split > 1.0, join_s, 0.0)
-    longer, shorter = xp.maximum(compute_s, memory_s), xp.minimum(compute_s, memory_s)
-    both = (1.0 + (shorter / longer) ** p["overlap"]) ** (1.0 / p["overlap"])
-    latency_s = s.put("compute and memory at once", longer * (both - 1.0), "s") + join_s
+    latency_s = s.put("compute and memory at once", longer * slower * (both - 1.0), "s") + join_s
     return Terms(compute_s, memory_s, latency_s, work.products / peak)
 
 
