@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from gpuir.cost.family import Family, Terms
-from gpuir.cost.nest import Tiles
+from gpuir.cost.nest import L2_BYTES, Tiles, of_isa
 from gpuir.cost.sheet import Factor, Number, Sheet
 from gpuir.cost.steps import Steps, Way
 from gpuir.cost.stream import dram_share, lanes_s, sustained_hz
@@ -65,16 +65,20 @@ def _way(
     """Seconds of arithmetic, of memory and of waits; bytes of DRAM and of the L2, with the seconds
     of each; instructions of lanes."""
     xp = s.xp
-    active = xp.where(way.blocks > 0, xp.minimum(1.0, way.blocks / target.sms), 1.0)
+    whole = (way.blocks <= 0) | (way.blocks >= target.sms)  # every SM has a block
+    share = xp.where(whole, 1.0, way.blocks / target.sms)
+    sm_rate = of_isa(L2_BYTES, target.isa) * target.clock_hz
+    given = xp.minimum(target.l2_bytes_per_s, way.blocks * sm_rate)
+    given = xp.where(way.blocks > 0, given, target.l2_bytes_per_s)
     room = target.l2_bytes * p["l2 keeps"]
     missed = s.put(f"{name}: not in the l2", work.nbytes**6 / (work.nbytes**6 + room**6))
     moved = s.put(f"{name}: bytes of all passes", way.moved, "bytes")
     dram_rate = target.dram_bytes_per_s * dram_share(target, p) * p["pass share"]
-    l2_rate = s.put(f"{name}: l2 rate", target.l2_bytes_per_s * p["l2 share"] * active, "bytes/s")
+    l2_rate = s.put(f"{name}: l2 rate", given * p["l2 share"], "bytes/s")
     dram_s, l2_s = moved * missed / dram_rate, moved / l2_rate
     memory = s.put(f"{name}: passes", xp.maximum(dram_s, l2_s), "s")
-    clock_hz = sustained_hz(s, target, p)
-    ops = lanes_s(s, way.ops, clock_hz * active, target, p)
+    clock_hz = xp.where(whole, sustained_hz(s, target, p), target.clock_hz)
+    ops = lanes_s(s, way.ops, clock_hz * share, target, p)
     peak = target.peak("vector", work.dtype) * p["product share"]
     compute = s.put(f"{name}: arithmetic", ops + way.products / peak, "s")
     wait = (way.launches - 1) * target.launch_s + way.clocks / target.clock_hz

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from cost.more import MORE, given_more
 from cost.test_predictors import raised
 from hypothesis import given
 from hypothesis import strategies as st
@@ -103,12 +104,6 @@ def test_nothing_beats_the_listed_peak():
 
 # ---------------------------------------------------------------------------- the law of resources
 
-# What a kernel may have more of. SMs and clocks come with the rates that hang on them, as those of
-# `a100+sms=160` do; shared memory of an SM with that of a block.
-RESOURCES = (
-    *("sms", "clock_hz", "sm.registers", "sm.smem_bytes", "sm.threads", "sm.blocks"),
-    *("l2.bytes", "l2.bytes_per_s", "dram.bytes_per_s", "tdp_w", "sm.l1_bytes"),
-)
 EXTENT = st.sampled_from([1, 7, 16, 64, 100, 512, 1000, 2048, 4096, 5000])
 KERNELS = {
     "product": lambda m, n, k: gemm(m, n, k, bf16),
@@ -142,23 +137,6 @@ CUTS = {
 }
 
 
-def given_more(target, changes):
-    """The target with some resources multiplied by factors of at least 1."""
-    chosen = {}
-    for path, by in changes.items():
-        value = target
-        for name in path.split("."):
-            value = getattr(value, name)
-        if value is not None:  # no limit of power is stated, or no L1
-            chosen[path] = round(value * by) if isinstance(value, int) else value * by
-    if "sm.smem_bytes" in chosen:
-        chosen["sm.smem_bytes_per_block"] = chosen["sm.smem_bytes"]
-        if target.sm.l1_holds_smem:
-            chosen["sm.l1_bytes"] = max(chosen["sm.smem_bytes"], chosen.get("sm.l1_bytes", 0))
-            chosen["sm.l1_bytes"] = max(chosen["sm.l1_bytes"], target.sm.l1_bytes)
-    return load_target(target.name, chosen)
-
-
 @st.composite
 def tiles_of(draw, work, count=8):
     """Tiles of a kernel, many in one."""
@@ -176,9 +154,6 @@ def tiles_of(draw, work, count=8):
 
 
 GPUS = [t for t in map(load_target, target_names()) if not t.is_cpu]
-MORE = st.dictionaries(
-    st.sampled_from(RESOURCES), st.sampled_from([1.01, 1.2, 1.5, 2.0, 4.0]), min_size=1, max_size=3
-)
 
 
 @given(
