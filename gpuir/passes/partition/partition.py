@@ -9,11 +9,12 @@ from typing import Literal, get_args
 
 from gpuir.ir.build import Builder, begin
 from gpuir.ir.errors import UsageError
-from gpuir.ir.graph import Graph, Level, Node, Value
+from gpuir.ir.graph import Graph, Level, Loc, Node, Value
+from gpuir.ir.phases import phase_of
 from gpuir.ops import tensor as t
 from gpuir.passes.accumulate import Accumulate
 from gpuir.passes.partition.balance import Weigh, work
-from gpuir.passes.partition.homes import Homes, parts_in_order
+from gpuir.passes.partition.homes import Homes, module, parts_in_order
 from gpuir.passes.partition.sums import Sum, sums_of
 from gpuir.passes.partition.update import Updates
 
@@ -438,10 +439,13 @@ def apart(
     g: Graph, gradients: Sequence[Value], others: Sequence[Value]
 ) -> tuple[Graph, Graph, tuple[Value, ...]]:
     """A backward pass without what is for gradients of weights alone, the rest, and what goes from
-    the one to the other. That is what leads to the gradients of one operator's weights only: the
-    gradient that goes on to the operator before leads to those of others too."""
+    the one to the other. That is what leads to the gradients of one operator's weights only, and is
+    of its module: the gradient that goes on to the operator before leads to those of others, and
+    so, whatever comes before, is early (Qi et al., arXiv 2401.10241, figure 1). What is computed
+    again never waits: a checkpointed segment runs when a backward pass first needs something of it
+    (torch 2.13: torch/utils/checkpoint.py, `_checkpoint_hook`)."""
     producers = g.producers()
-    reach: dict[Value, set[object]] = {v: {"others"} for v in others}
+    reach: dict[Value, set[tuple[Loc, ...]]] = {v: {()} for v in others}
     for v in gradients:
         if v in producers:
             reach.setdefault(v, set()).add(producers[v].locs)
@@ -449,7 +453,12 @@ def apart(
     early: list[Node] = []
     for node in reversed(g.nodes):
         found = {x for v in node.results for x in reach.get(v, ())}
-        is_late = len(found) == 1 and "others" not in found
+        own = set(map(module, node.locs))
+        is_late = (
+            len(found) == 1
+            and not own.isdisjoint(module(loc) for x in found for loc in x)
+            and phase_of(node) != "recomputed"
+        )
         (late if is_late else early).append(node)
         for v in node.op.operands:
             reach.setdefault(v, set()).update(found)
