@@ -166,9 +166,11 @@ class Planner:
 
     def cost(self, v: Value, have: Sequence[Place], want: Place) -> float:
         """What a rank sends to have a value where it is wanted; nothing of one that comes later.
-        What is to stay in parts is gathered for a price."""
+        What is to stay in parts is gathered for a price. Of equals, what is added up already is
+        taken so: its terms would be held beside it."""
         if not have or want in have:
-            return 0.0
+            is_added = want == SUM and any(p != SUM for p in have)
+            return 2 * (1 - LATER) * v.type.nbytes if is_added else 0.0
         param = self.param_of(v)
         dear = KEPT if (param is not None) != self.data or param in self.stay else 1.0
         costs = (
