@@ -99,7 +99,8 @@ def decoder(case: Case, without: Removed | None) -> Graph:
         return linear(y, "o", width, width)
 
     at = "x"
-    for layer in range(case.layers):
+    for i in range(case.layers):
+        layer = i
         if case.attention:
             y = drop(attention(norm(at, "norm_a")), "drop_a")
             at = put("residual_a", x, f't.map("add", [%{y}, %{at}])')
