@@ -157,7 +157,10 @@ def device_of(kernel: Kernel, target: str | Target) -> Target:
     if target:
         return load_target(target)
     if kernel.target is None:
-        raise UsageError("no target was given", fix="predict(kernel, tiles, target='h100-sxm')")
+        raise UsageError(
+            f"no target was given for the kernel {kernel.name!r}",
+            fix="target='h100-sxm', here or in gpuir.kernel",
+        )
     return kernel.target
 
 

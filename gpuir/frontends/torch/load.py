@@ -202,9 +202,7 @@ def _program(
             expected="a path, a torch.nn.Module with its arguments, an exported program, an "
             "onnx.ModelProto or its bytes",
             found=type(source).__name__,
-            fix="make the function a module: class M(torch.nn.Module) with a forward method"
-            if callable(source)
-            else "",
+            fix=_as_module(source),
         )
     if args is None and kwargs is None:
         raise UsageError(
@@ -212,6 +210,15 @@ def _program(
             fix="give the arguments of the module: gpuir.load(module, args=(x,))",
         )
     return Program(source, tuple(args or ()), dict(kwargs or {}))
+
+
+def _as_module(source: Any) -> str:
+    """How what was given for a model can be one."""
+    if isinstance(source, type) and issubclass(source, torch.nn.Module):
+        return f"give a module, not its class: {source.__name__}(...)"
+    if callable(source):
+        return "make the function a module: class M(torch.nn.Module) with a forward method"
+    return ""
 
 
 def with_layout(graph: Graph) -> Graph:

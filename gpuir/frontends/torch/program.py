@@ -157,6 +157,19 @@ def remedy(error: Exception) -> str:
 
 REMEDIES = (
     (
+        ("compressed tensor", "SparseCsr"),
+        "torch.export traces no compressed sparse tensor that the model makes: take it as an input "
+        "or a buffer, or make it with torch.sparse_coo_tensor",
+    ),
+    (
+        ("meta converter nyi",),
+        "torch.export takes no view of a sparse tensor: give a copy (`w.values().clone()`)",
+    ),
+    (
+        ("Unsupported input type",),
+        "give torch tensors, Python numbers, or lists, tuples and dictionaries of them",
+    ),
+    (
         ("ata-dependent", "DataDependent"),
         "remove the branch or shape that depends on data, or replace it by a fixed one",
     ),

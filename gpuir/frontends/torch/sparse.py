@@ -147,7 +147,7 @@ def answered(packet: str, call: TorchNode, value: Any, dims: Dims) -> Any:
             expected=f"{part}: {found.type}",
             found=str(traced),
             fix="compute with the values themselves: take them as an input, and make the sparse "
-            "tensor of them after that",
+            "tensor of them after that, with torch.sparse_coo_tensor",
         )
     return found
 

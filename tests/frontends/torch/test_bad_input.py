@@ -15,7 +15,7 @@ from gpuir.frontends.torch.contraction import adaptive_mean  # noqa: E402
 from gpuir.frontends.torch.load import load  # noqa: E402
 from gpuir.frontends.torch.program import Program  # noqa: E402
 from gpuir.frontends.torch.walk import item  # noqa: E402
-from gpuir.ir.errors import ModelError  # noqa: E402
+from gpuir.ir.errors import GpuirError, ModelError  # noqa: E402
 from gpuir.ir.graph import Value  # noqa: E402
 from gpuir.ir.types import TensorType, f32  # noqa: E402
 from gpuir.ops import tensor as t  # noqa: E402
@@ -154,3 +154,51 @@ def test_a_pool_whose_result_has_other_axes():
         ModelError, match="the number of axes of the result is not that of output_size"
     ):
         adaptive_mean(cast(Any, Odd()), Emitter("g"))
+
+
+class Sparse(nn.Module):
+    """A product with a sparse matrix that the model makes."""
+
+    def __init__(self, made: Any) -> None:
+        super().__init__()
+        self.made = made
+
+    def forward(self, *args: Any) -> Any:
+        return self.made(*args[:-1]) @ args[-1]
+
+
+class Held(nn.Module):
+    def __init__(self, places: Any) -> None:
+        super().__init__()
+        self.register_buffer("places", places)
+
+    def forward(self, values: Any, x: Any) -> Any:
+        return torch.sparse_coo_tensor(self.places, values, (4, 4)) @ x
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_what_torch_export_does_not_take_has_a_fix_that_works():
+    coo, x = torch.eye(4).to_sparse(), torch.ones(4, 2)
+    csr = coo.to_sparse_csr()
+    parts = [p.clone() for p in (csr.crow_indices(), csr.col_indices(), csr.values())]
+    places, values = coo.indices(), coo.values()
+    cases: list[tuple[Any, Any, str, Any, Any]] = [
+        (
+            *(Sparse(lambda *p: torch.sparse_csr_tensor(*p, (4, 4))), (*parts, x)),
+            "with torch.sparse_coo_tensor",
+            *(Held(places), (values.clone(), x)),
+        ),
+        (
+            *(Sparse(lambda *p: torch.sparse_csr_tensor(*p, (4, 4))), (*parts, x)),
+            "take it as an input",
+            *(Sparse(lambda s: s), (csr, x)),
+        ),
+        (Held(places), (values, x), "clone", Held(places), (values.clone(), x)),
+        (nn.Linear(2, 3), (x.numpy(),), "give torch tensors", nn.Linear(2, 3), (x,)),
+        (nn.Linear, (x,), "give a module, not its class", nn.Linear(2, 3), (x,)),
+    ]
+    for module, args, fix, mended, given in cases:
+        with pytest.raises(GpuirError) as caught:
+            load(module, args=args)
+        assert fix in caught.value.fix
+        assert load(mended, args=given).graph.outputs
