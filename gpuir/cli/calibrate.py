@@ -234,10 +234,11 @@ def _measured(machine: Machine, target: Target, budget_s: float) -> list[Batch]:
     """What the plan's kernels take, as many as fit into the time."""
     from gpuir.fit.campaign import read_plan, shipped_plan
     from gpuir.fit.collect import Row, batches_of, measure
-    from gpuir.fit.steady import doubts
+    from gpuir.fit.steady import doubts, waited_s
 
     problems = read_plan(shipped_plan("calibrate-cpu" if target.is_cpu else "calibrate"))
-    ends, rows = monotonic() + budget_s, list[Row]()
+    began, waited, rows = monotonic(), waited_s(), list[Row]()
+    ends = began + budget_s
     for i, problem in enumerate(_spread(problems)):
         left_s = ends - monotonic()
         if left_s <= 0:
@@ -247,7 +248,8 @@ def _measured(machine: Machine, target: Target, budget_s: float) -> list[Batch]:
         result = f"{row.latency_s * 1e6:10.1f} us" if row.is_measured else f"left out: {row.note}"
         note(f"{i + 1:3}/{len(problems)}  {problem}: {result}")
         rows.append(row)
-    if doubt := doubts(rows):
+    share = (waited_s() - waited) / max(monotonic() - began, 1e-9) if target.is_cpu else 0.0
+    if doubt := doubts(rows, share):
         warn(doubt)
     return batches_of(rows, target)
 

@@ -49,7 +49,7 @@ def command(plan: str | None, target: str | None, out: str, budget_s: float, dry
     from gpuir.fit import collect
     from gpuir.fit.campaign import read_plan, shipped_plan
     from gpuir.fit.machine import Machine, gpu_name
-    from gpuir.fit.steady import doubts
+    from gpuir.fit.steady import doubts, waited_s
     from gpuir.ir.errors import UsageError
 
     check_ahead(out)
@@ -75,7 +75,7 @@ def command(plan: str | None, target: str | None, out: str, budget_s: float, dry
         return
     machine = Machine.of(device)
     note(f"{summary}, on {machine.provenance}")
-    began, done, failed = monotonic(), 0, 0
+    began, waited, done, failed = monotonic(), waited_s(), 0, 0
     rows: list[Row] = []
 
     def watch(row: Row) -> None:
@@ -89,7 +89,8 @@ def command(plan: str | None, target: str | None, out: str, budget_s: float, dry
     collect.collect(machine, left, journal, device=name, budget_s=budget_s, watch=watch)
     if failed:
         warn(f"{failed:,} rows could not be measured; the column `note` says why")
-    if doubt := doubts(rows):
+    share = (waited_s() - waited) / max(monotonic() - began, 1e-9) if device.is_cpu else 0.0
+    if doubt := doubts(rows, share):
         warn(doubt)
     if journal != table:
         collect.as_parquet(journal, table)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 
 import numpy as np
 
@@ -11,6 +12,7 @@ from gpuir.fit.collect import Row
 from gpuir.ir.errors import UsageError
 
 UNSTEADY = 0.2  # of the quartiles' distance over the median, of half of the kernels; assumed
+WAITED = 0.2  # seconds a second that threads wait for a core others have, all together; assumed
 WORSE = 1.5  # times the error before: what few kernels, each left out once, tell apart; assumed
 USELESS = 1.0  # mean error: as far off as a prediction of twice the time; assumed
 FIX = "end other programs on this machine and measure again"
@@ -39,15 +41,38 @@ def host_doubts(spread: float) -> str:
     )
 
 
-def doubts(rows: Sequence[Row]) -> str:
-    """What repeats of the same kernels say against a whole measurement; "" for nothing."""
+def waited_s(threads: Path = Path("/proc/self/task")) -> float:
+    """Seconds that threads of this process were ready and had no core, all together, until now: the
+    second number of schedstat (Linux, Documentation/scheduler/sched-stats.rst). 0 where the system
+    does not say."""
+    found = 0
+    for path in threads.glob("*/schedstat"):
+        try:
+            found += int(path.read_text().split()[1])
+        except (OSError, ValueError, IndexError):  # a thread that ended meanwhile
+            continue
+    return found * 1e-9
+
+
+def doubts(rows: Sequence[Row], waited: float = 0.0) -> str:
+    """What repeats of the same kernels say against a whole measurement; "" for nothing. On a CPU
+    they may all be late alike, by the slices of time that others have: `waited` is how many seconds
+    a second its threads waited for a core."""
     spreads = [row.spread for row in rows if row.is_measured]
-    if not spreads or (middle := float(np.median(spreads))) <= UNSTEADY:
+    if not spreads:
         return ""
-    return (
-        f"repeats of the same kernel differ by {100 * middle:.0f} % (half of the kernels by more; "
-        f"{100 * UNSTEADY:.0f} % is usual at most), so the times are uncertain: {FIX}"
-    )
+    if (middle := float(np.median(spreads))) > UNSTEADY:
+        return (
+            f"repeats of the same kernel differ by {100 * middle:.0f} % (half of the kernels by "
+            f"more; {100 * UNSTEADY:.0f} % is usual at most), so the times are uncertain: {FIX}"
+        )
+    if waited > WAITED:
+        return (
+            f"other programs had the cores: of each second the kernels' threads waited "
+            f"{waited:.2g} s, all together ({WAITED:g} s is usual at most), so the times are too "
+            f"long: {FIX}"
+        )
+    return ""
 
 
 def left_as_they_were(fits: Iterable[FamilyFit]) -> list[str]:

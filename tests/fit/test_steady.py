@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -15,6 +16,7 @@ from gpuir.fit.steady import (
     doubts,
     host_doubts,
     left_as_they_were,
+    waited_s,
 )
 from gpuir.ir.errors import UsageError
 
@@ -28,6 +30,18 @@ def rows(*spreads: float) -> list[Row]:
 def test_repeats_that_differ_are_said():
     assert doubts(rows()) == doubts(rows(0.01, 0.02, 0.9)) == ""  # one of them may be
     assert "differ by 50 %" in doubts(rows(0.01, 0.5, 0.9))
+
+
+def test_times_that_are_late_alike_are_said(tmp_path: Path):
+    """Beside other programs a kernel of 14 us took 20 ms each time, a slice of the scheduler's."""
+    steady = rows(0.002, 0.001, 0.003)
+    assert doubts(steady, 0.05) == "" and "waited 1.6 s" in doubts(steady, 1.6)
+    for thread, text in (("7", "900 1500000000 3\n"), ("8", "10 500000000 1\n"), ("9", "")):
+        path = tmp_path / thread / "schedstat"
+        path.parent.mkdir()
+        path.write_text(text)
+    assert waited_s(tmp_path) == 2.0
+    assert waited_s(tmp_path / "none") == 0.0
 
 
 def test_a_cache_is_not_slower_than_memory():
