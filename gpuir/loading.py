@@ -623,6 +623,9 @@ def _load_torch(model: Any, options: LoadOptions, step: _Step) -> Model:
             for name in ("expert_skew", "converters", "strict", "channels_last")
             if name in given
         }
+        dims = dict(given.pop("dims", {}))
+        walk["dims"] = {name: n for name, n in dims.items() if program.of_data(name)}
+        given["dims"] = {name: n for name, n in dims.items() if name not in walk["dims"]}
         made, given = hf.program(model, train=step.train, **given), walk
     return load_torch(made, **given, **training)
 

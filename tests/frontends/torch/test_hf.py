@@ -368,6 +368,18 @@ def test_all_sizes_are_asked_at_once_and_the_fix_works(tmp_path: Path):
             gpuir.load(path, dims=dims | {name: 0})
 
 
+def test_sizes_that_depend_on_data_can_be_given(tmp_path: Path):
+    """The fix for a model whose code reads numbers of its inputs can be typed."""
+    keys = {"model_type": "flaubert", "emb_dim": 32, "n_layers": 1, "n_heads": 2, "vocab_size": 50}
+    path = config(tmp_path, {**keys, "architectures": ["FlaubertModel"]})
+    with pytest.raises(ModelError, match="depend on the data") as caught:
+        gpuir.load(path, dims={"seq": 8})
+    found = re.findall(r"(u\d+)=(\d+)", caught.value.fix)
+    assert gpuir.load(path, dims={"seq": 8} | {name: int(n) for name, n in found}).outputs
+    with pytest.raises(GpuirError, match="u77"):
+        gpuir.load(config(tmp_path, LLAMA), dims={"seq": 8, "u77": 3})
+
+
 @pytest.mark.parametrize(
     ("content", "text"),
     [(None, "no such file"), ("{", "not a JSON file"), ("[]", "no model_type")],
