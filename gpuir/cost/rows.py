@@ -13,9 +13,9 @@ from dataclasses import replace
 import numpy as np
 
 from gpuir.cost.family import Family, Terms
-from gpuir.cost.nest import Nest, Tiles, cut
+from gpuir.cost.nest import L2_BYTES, Nest, Tiles, cut, of_isa
 from gpuir.cost.sheet import Factor, Number, Sheet
-from gpuir.cost.stream import dram_share, drawn, joined, lanes_s, sustained_hz
+from gpuir.cost.stream import dram_share, drawn, joined, lanes_s, slots, sustained_hz
 from gpuir.cost.work import SECTOR_BYTES, Channels, Work
 from gpuir.targets.target import Target
 
@@ -25,6 +25,7 @@ PASSES = {"softmax": 3.0, "norm": 2.0, "rms": 2.0, "sum": 1.0, "scan": 1.0}
 # Inductor's: the largest cell and the sum together, the results (torch/_inductor/lowering.py and
 # config.py, online_softmax).
 TRITON_PASSES = {**PASSES, "softmax": 2.0}
+LAST_THREADS = 2048.0  # of an SM: of most GPUs
 VECTOR_BYTES = 16  # of a thread's load, where rows allow it
 LINE_BYTES = 128  # of the caches: a warp's loads of a row that starts elsewhere touch one more
 
@@ -57,7 +58,7 @@ FACTORS = (
     Factor("overlap", 2.2, 1.8, 4.0, 0.0, "the exponent of the norm that joins times"),
     Factor("amd overlap", 4.0, 2.0, 8.0, 0.0, "the same on AMD's GPUs"),
     Factor("start clocks", 2000.0, 500.0, 4000.0, 0.3, "a kernel's first loads and last stores"),
-    Factor("drain", 0.2, 0.03, 0.6, 0.0, "of a wave's time, lost while its last blocks finish"),
+    Factor("drain", 0.2, 0.03, 2.0, 0.0, "of the time of the last blocks, until all finish"),
     Factor("softmax pass", 300.0, 100.0, 1000.0, 0.2, "clocks a block waits for a sum or maximum"),
     Factor("norm pass", 2500.0, 1000.0, 5000.0, 0.2, "the same for a norm's mean and variance"),
     Factor("step clocks", 250.0, 50.0, 500.0, 0.0, "clocks of each load of a thread in a pass"),
@@ -104,9 +105,22 @@ def seconds(s: Sheet, work: Work, tiles: Tiles, target: Target, p: Mapping[str, 
 
     _put_features(s, nest, waves, steps)
     start = s.put("start and end", p["start clocks"] / target.clock_hz, "s")
-    drain = s.put("drain: of a wave", p["drain"] / waves)
     overlap = "amd overlap" if target.vendor == "AMD" else "overlap"
-    return joined(s, compute, memory, busy, start, p, drain, overlap)
+    end = s.put("drain: the last blocks", p["drain"] * _last_s(s, nest, target, block_s, p), "s")
+    return joined(s, compute, memory, busy, start + end, p, overlap)
+
+
+def _last_s(
+    s: Sheet, nest: Nest, target: Target, block_s: Number, p: Mapping[str, Number]
+) -> Number:
+    """Seconds of the last blocks, on SMs that have the memory to themselves: as many at once as
+    make 2048 threads, and no more than an SM runs in all. More SMs do not make them longer."""
+    xp, q = s.xp, p["amd overlap" if target.vendor == "AMD" else "overlap"]
+    at_once = xp.maximum(1.0, xp.minimum(LAST_THREADS / nest.threads, nest.blocks / target.sms))
+    share = at_once / nest.blocks
+    taken = s.values["l2 bytes"] * share / (of_isa(L2_BYTES, target.isa) * target.clock_hz)
+    issued = s.values["lane instructions"] * share / (slots(target) * target.clock_hz)
+    return s.put("last blocks", (taken**q + issued**q + block_s**q) ** (1 / q), "s", "p-norm")
 
 
 def _memory_s(

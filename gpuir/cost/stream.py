@@ -180,14 +180,13 @@ def joined(
     busy: Number,
     start: Number,
     p: Mapping[str, Number],
-    drain: Number = 0.0,
     overlap: str = "overlap",
 ) -> Terms:
     """What of the waits shows. Arithmetic, memory and waits run beside each other; where two take
     about as long neither hides the other whole, which a p-norm expresses."""
     q = p[overlap]
     total = s.put("joined", (memory**q + compute**q + busy**q) ** (1 / q), "s", "p-norm")
-    return Terms(compute, memory, total * (1 + drain) - s.xp.maximum(compute, memory) + start)
+    return Terms(compute, memory, total - s.xp.maximum(compute, memory) + start)
 
 
 def memory_s(
