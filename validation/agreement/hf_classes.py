@@ -1,10 +1,13 @@
 """Classes of transformers beside gpuir: parameters, arithmetic of products, bytes of the cache.
 
-    python -m validation.agreement.hf_classes [--filter SUBSTR] [--config FOLDER ...] [--all]
+    python -m validation.agreement.hf_classes [--all] [--filter SUBSTR] [--after TYPE]
+                                              [--config FOLDER ...] [--seconds N]
 
 Each model type is built from its config class with few layers. What is compared is computed
-without gpuir: parameters are counted in the module, arithmetic by torch's FlopCounterMode while
-transformers runs the module on the meta device, and keys and values from the config's numbers. A
+without gpuir: parameters are counted in the module, arithmetic by torch's formulas of operators
+(FlopCounterMode) while transformers runs the module on the meta device, and keys and values from
+the config's numbers. What no output needs is arithmetic that torch.export leaves out, and so does
+gpuir: it is counted apart, after a `+`. A
 model that gpuir refuses has to say so by the name of its class. Exit code 1 where a number differs,
 or where gpuir finds fault with the user for what transformers runs.
 """
@@ -25,8 +28,13 @@ from typing import Any
 
 import torch
 import transformers
-from torch.utils.flop_counter import FlopCounterMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import flop_registry
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_ZERO_SHOT_IMAGE_CLASSIFICATION_MAPPING_NAMES as MATCHED,
+)
 
 import gpuir
 from gpuir.frontends.torch import hf, masks
@@ -65,6 +73,7 @@ class Row:
     parameters: tuple[int, int] | None = None
     flops: tuple[float, float] | None = None
     cache: tuple[int, int] | None = None
+    unread: float = 0  # arithmetic of transformers' that no output needs
     theirs: str = ""  # what transformers says where it does not run
     said: dict[str, str] = field(default_factory=dict[str, str])  # what we say, by phase
 
@@ -149,9 +158,57 @@ def run_by_transformers(path: Path, row: Row) -> Any:
                 module.config._experts_implementation = "batched_mm"
         inputs = inputs_of(model)
         unread = masks.replaced(masks.changes())  # masks whose numbers transformers would read
-        with torch.no_grad(), unread, FlopCounterMode(display=False) as counter:
-            model(**inputs, **({"use_cache": False} if hasattr(config, "use_cache") else {}))
-    return model, counter.get_total_flops()
+        with torch.no_grad(), unread, Recorded() as run:
+            fixed = {"use_cache": False} if hasattr(config, "use_cache") else {}
+            out = model(**inputs, **fixed)
+    needed = run.needed(out)
+    row.unread = run.total - needed
+    return model, needed
+
+
+class Recorded(TorchDispatchMode):
+    """The operators of a run: memory that each reads and writes, and its arithmetic."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.steps: list[tuple[set[int], set[int], float]] = []
+        self.alive: list[Any] = []  # a place in memory has one meaning as long as it is held
+
+    @property
+    def total(self) -> float:
+        return sum(flops for _, _, flops in self.steps)
+
+    def places(self, tree: Any) -> set[int]:
+        found = [x.untyped_storage() for x in tree_leaves(tree) if isinstance(x, torch.Tensor)]
+        self.alive += found
+        return {x._cdata for x in found}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        packet = func._overloadpacket
+        if packet not in flop_registry and func is not torch.ops.prim.device.default:
+            with self:  # into its parts, as FlopCounterMode does
+                parts = func.decompose(*args, **kwargs)
+            if parts is not NotImplemented:
+                return parts
+        out = func(*args, **kwargs)
+        formula = flop_registry.get(packet)
+        flops = float(formula(*args, **kwargs, out_val=out)) if formula else 0.0
+        given = zip(func._schema.arguments, args, strict=False)
+        written = [x for spec, x in given if spec.alias_info and spec.alias_info.is_write]
+        named = {spec.name: spec.alias_info for spec in func._schema.arguments}
+        written += [x for k, x in kwargs.items() if named.get(k) and named[k].is_write]
+        self.steps.append((self.places((args, kwargs)), self.places((out, written)), flops))
+        return out
+
+    def needed(self, out: Any) -> float:
+        """The arithmetic of what these outputs are computed from."""
+        live, total = self.places(out), 0.0
+        for reads, writes, flops in reversed(self.steps):
+            if live & writes:
+                live |= reads
+                total += flops
+        return total
 
 
 def inputs_of(model: Any) -> dict[str, torch.Tensor]:
@@ -174,7 +231,8 @@ def inputs_of(model: Any) -> dict[str, torch.Tensor]:
 
     if main == "input_ids" or (main == "pixel_values" and hasattr(config, "text_config")):
         found["input_ids"] = torch.zeros((batch, SIZES["seq"]), dtype=torch.int64)
-    if main == "pixel_values":
+    matched = type(model).__name__ in MATCHED.values()
+    if main == "pixel_values" or (matched and "pixel_values" in takes):
         size = key("image_size") or IMAGE
         size = (size, size) if isinstance(size, int) else tuple(size)
         shape = (batch, key("num_channels") or 3, *size)
@@ -204,30 +262,43 @@ def cache_bytes(config: Any) -> int | None:
         values = (getattr(config, name, None) for name in names)
         return next((x for x in values if x is not None), None)
 
-    heads, width = (
-        get("num_attention_heads", "n_head", "n_heads"),
-        get("hidden_size", "n_embd", "d_model"),
-    )
     layers = get("num_hidden_layers", "n_layer", "n_layers")
-    if not (isinstance(heads, int) and isinstance(width, int) and isinstance(layers, int)):
+    if not isinstance(layers, int):
         return None
     kinds = get("layer_types") or ["full_attention"] * layers
     if not {*kinds} <= {"full_attention", "sliding_attention"}:
         return None
-    tokens = [
-        PAST + 1 if kind == "full_attention" else min(PAST + 1, config.sliding_window)
-        for kind in kinds
-    ]
+    each = [config] * layers
+    if getattr(config, "is_heterogeneous", False):
+        each = list(config.per_layer_config)
+    rows = [row_of(own, kind) for own, kind in zip(each, kinds, strict=True)]
+    return None if None in rows else sum(rows) * SIZES["batch"] * 2
+
+
+def row_of(config: Any, kind: str) -> int | None:
+    """The numbers that a layer of this kind keeps of a sequence."""
+
+    def get(*names: str) -> Any:
+        values = (getattr(config, name, None) for name in names)
+        return next((x for x in values if x is not None), None)
+
+    heads = get("num_attention_heads", "n_head", "n_heads")
+    width = get("hidden_size", "n_embd", "d_model")
+    if not (isinstance(heads, int) and isinstance(width, int)):
+        return None
+    sliding = kind == "sliding_attention"
+    tokens = min(PAST + 1, config.sliding_window) if sliding else PAST + 1
     if get("kv_lora_rank"):
-        row = config.kv_lora_rank + config.qk_rope_head_dim
-    else:
-        kept = get("num_key_value_heads") or heads
-        if getattr(config, "multi_query", False) and not getattr(
-            config, "new_decoder_architecture", False
-        ):
-            kept = 1  # Falcon, GPT-BigCode
-        row = 2 * kept * (get("head_dim") or width // heads)
-    return sum(tokens) * row * SIZES["batch"] * 2
+        return tokens * (config.kv_lora_rank + config.qk_rope_head_dim)
+    kept = get("num_key_value_heads") or heads
+    if getattr(config, "multi_query", False) and not getattr(
+        config, "new_decoder_architecture", False
+    ):
+        kept = 1  # Falcon, GPT-BigCode
+    if sliding and config.model_type == "mimo_v2_flash":
+        kept *= 2  # its modeling file says so, not its config
+    keys = get("head_dim") or width // heads
+    return tokens * kept * (keys + (get("v_head_dim") or keys))
 
 
 # ---------------------------------------------------------------------------- gpuir
@@ -255,7 +326,8 @@ def load(path: Path, **options: Any) -> Any:
     """gpuir's graph; sizes that the model does not have are left out, Whisper's frames too."""
     dims = {"batch": SIZES["batch"]} if "phase" in options else dict(SIZES)
     text = (path / "config.json").read_text()
-    if "max_source_positions" in text and "input_feat_per_channel" not in text:
+    first = ("input_feat_per_channel", "feature_projection_input_dim")  # frames come first
+    if "max_source_positions" in text and not any(name in text for name in first):
         dims.pop("frames", None)
     while True:
         try:
@@ -309,6 +381,7 @@ def line(row: Row) -> str:
         return same if found[0] == found[1] else f"{same} not {found[1]:,.0f}"
 
     texts = [row.name, row.cls, *(pair(x) for x in (row.parameters, row.flops, row.cache))]
+    texts[3] += f" + {row.unread:,.0f}" if row.unread else ""
     notes = [f"{k}: {x.splitlines()[0].partition(': ')[2] or x}"[:160] for k, x in row.said.items()]
     if row.theirs:
         notes.append(f"transformers: {row.theirs.splitlines()[0]}")
@@ -323,17 +396,19 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--filter", default="", help="of the model types that contain this")
     parser.add_argument("--all", action="store_true", help="all that transformers has")
+    parser.add_argument("--after", default="", help="of the model types that sort after this")
     parser.add_argument("--config", nargs="*", default=[], help="folders with configs, besides")
     parser.add_argument("--seconds", type=int, default=60)
     args = parser.parse_args()
-    names = [n for n in (CONFIG_MAPPING if args.all else USUAL) if args.filter in n]
+    known = CONFIG_MAPPING if args.all else USUAL
+    names = sorted(n for n in known if args.filter in n and n > args.after)
     faults = 0
     with hf.quiet(), tempfile.TemporaryDirectory() as folder:
         for place in args.config:
             row = compare(Path(place), Path(place).name, args.seconds)
             faults += bool(row.faults)
             sys.__stdout__.write(line(row) + "\n")
-        for name in names if args.filter or not args.config else ():
+        for name in names if args.filter or args.after or not args.config else ():
             path = Path(folder) / name
             path.mkdir()
             try:
