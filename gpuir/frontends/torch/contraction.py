@@ -24,7 +24,17 @@ NO_DROPOUT = "dropout inside attention is counted as free"
 def product(e: Emitter, a: Value, b: Value, dtype: DType | None = None) -> Value:
     """torch.matmul: a vector is a row on the left, a column on the right, and its axis goes. The
     sums come out in this dtype, without one in the operands'. Of two vectors it is a sum of
-    products: a kernel that reads both once (cuBLAS, dot_kernel)."""
+    products: a kernel that reads both once (cuBLAS, dot_kernel). torch.export lets floats of two
+    widths through, and the product then fails where it runs: ModelError."""
+    kinds = (a.type.dtype, b.type.dtype)
+    if kinds[0] != kinds[1] and all(x.is_float and x.bits > 8 for x in kinds):
+        raise ModelError(
+            "PyTorch does not multiply tensors of two dtypes",
+            expected=f"both {kinds[0]}, or both {kinds[1]}",
+            found=f"{a.type}, {b.type}",
+            fix="cast one of them in the model, or run it in f32: --dtype f32 for a Hugging Face "
+            "config",
+        )
     dtype = None if dtype == a.type.dtype else dtype
     left, right = a.type.rank == 1, b.type.rank == 1
     if left and right and dtype is None:
