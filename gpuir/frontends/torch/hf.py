@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
+from torch.nn.modules.module import register_module_module_registration_hook
 from torch.utils._pytree import tree_leaves
 
 from gpuir.files import read_json
@@ -81,7 +82,12 @@ UNSCALED = (
     "do, and their scales are not counted"
 )
 COUNTS = re.compile(r"(num|n|encoder|decoder)_\w*(layers?|experts?|blocks)$")
-MOST = {"layer": 512, "block": 512, "expert": 4096}  # each is a module, and in the graph
+MOST = {  # layers and blocks are in the graph; experts are rows of a table in some models
+    "layer": 512,
+    "block": 512,
+    "expert": 1 << 20,  # "Mixture of A Million Experts", arXiv 2407.04153
+}
+MOST_MODULES = 1 << 19  # assumed: Switch-C, with 2,048 experts in each layer, has 307,000
 LEFT_OUT = (  # they name code that is not transformers' own: a repository's, kernels of the hub
     *("auto_map", "attn_implementation", "_attn_implementation"),
     *("experts_implementation", "_experts_implementation"),
@@ -310,8 +316,9 @@ def as_data(value: Any, where: str) -> Any:
 
 
 def check_counts(data: Mapping[str, Any], where: str) -> None:
-    """ModelError for more layers or experts than can be built: each is a module, or a trip of a
-    loop in transformers' code."""
+    """ModelError for more layers or experts than can be built, as a layer is a module, or a trip of
+    a loop in transformers' code. What is built of experts, if anything, is up to the class
+    (`of_modules`)."""
     for key, value in data.items():
         if isinstance(value, Mapping):
             check_counts(value, where)
@@ -377,7 +384,7 @@ def build(
     A class without sdpa computes attention by products and a softmax, as it would run.
     """
     try:
-        with torch.device(device):
+        with torch.device(device), of_modules(where):
             model = cls._from_config(
                 config,
                 dtype=dtype or getattr(config, "dtype", None) or torch.float32,
@@ -385,11 +392,54 @@ def build(
                 if attention == "sdpa" and cls._supports_sdpa
                 else "eager",
             )
+        keep_wide(model)
         return model.to(device)  # what torch.Tensor(..) makes is on the CPU all the same
+    except GpuirError:
+        raise
     except Exception as error:  # a config whose numbers do not fit together, found in any layer
         raise ModelError(
             f"{cls.__name__} cannot be built from the config", where=where, found=reason(error)
         ) from error
+
+
+@contextmanager
+def of_modules(where: str) -> Generator[None]:
+    """ModelError for a model of more modules than `MOST_MODULES`."""
+    left = MOST_MODULES
+
+    def count(*_: object) -> None:
+        nonlocal left
+        left -= 1
+        if left < 0:
+            raise ModelError(
+                "the model is larger than gpuir builds",
+                where=where,
+                expected=f"at most {MOST_MODULES:,} modules",
+                found="more",
+                fix="analyse fewer layers or experts: the time is nearly proportional",
+            )
+
+    hook = register_module_module_registration_hook(count)
+    try:
+        yield
+    finally:
+        hook.remove()
+
+
+def keep_wide(model: Any) -> None:
+    """Weights that the class wants in f32, whatever the model's dtype, in f32, as `from_pretrained`
+    loads them (transformers 5.23, modeling_utils.py `_get_dtype_plan`, core_model_loading.py
+    `convert_and_load_state_dict_in_model`): T5's `wo` beside f16, the weights of many routers. A
+    part of a weight's name says which."""
+    from transformers.core_model_loading import build_glob_alternation
+
+    plan = model._get_dtype_plan(model.dtype)
+    if not plan:
+        return
+    wide, *_ = build_glob_alternation(list(plan))
+    for name, value in (*model.named_parameters(), *model.named_buffers()):
+        if value.is_floating_point() and wide.search(name):
+            value.data = value.data.float()
 
 
 # ---------------------------------------------------------------------------- inputs

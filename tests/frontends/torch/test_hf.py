@@ -300,7 +300,7 @@ def test_odd_values_are_the_configs_fault(key: str, odd: Any, tmp_path: Path):
     [
         ("num_hidden_layers", 10**9, 512),
         ("num_hidden_layers", 10**400, 512),
-        ("num_experts", 10**9, 4096),
+        ("num_experts", 10**9, 1 << 20),
         ("num_layers", 1e300, 512),
     ],
 )
@@ -308,6 +308,62 @@ def test_more_layers_than_can_be_built(key: str, count: float, most: int, tmp_pa
     path = config(tmp_path, LLAMA, **{key: count})
     with pytest.raises(ModelError, match=f"at most {most}"):
         hf.program(path, dims={"seq": 4})
+
+
+def test_modules_of_experts_are_counted_not_numbers_in_the_config(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Doge has 16,384 experts in its config by default: none without `is_moe`, rows of two tables
+    with it. Switch Transformers has five modules for each."""
+    few = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 1, "vocab_size": 101}
+    doge = {"model_type": "doge", "architectures": ["DogeForCausalLM"], **few}
+    doge |= {"num_attention_heads": 2, "num_experts": 16384}
+    for is_moe in (False, True):
+        g = gpuir.load(config(tmp_path, doge, is_moe=is_moe), dims={"seq": 8})
+        tables = [v.name for v in g.params if v.type.shape == (16384, 64)]
+        assert len(tables) == 2 * is_moe
+    monkeypatch.setattr(hf, "MOST_MODULES", 400)
+    switch = {
+        "model_type": "switch_transformers",
+        "architectures": ["SwitchTransformersForConditionalGeneration"],
+        "num_layers": 2,
+        "num_decoder_layers": 2,
+        "num_sparse_encoder_layers": 1,
+        "num_sparse_decoder_layers": 0,
+        "d_model": 16,
+        "d_ff": 16,
+        "vocab_size": 101,
+    }
+    hf.program(config(tmp_path, switch, num_experts=8), dims={"seq": 4, "target": 4})
+    with pytest.raises(ModelError, match="at most 400 modules"):
+        hf.program(config(tmp_path, switch, num_experts=80), dims={"seq": 4, "target": 4})
+
+
+def test_weights_that_a_class_wants_in_f32(tmp_path: Path):
+    """As from_pretrained loads them: T5's `wo` beside f16 alone, a router's weights beside both."""
+    t5 = {"model_type": "t5", "architectures": ["T5ForConditionalGeneration"], "num_layers": 1}
+    t5 |= {"d_model": 16, "d_ff": 32, "d_kv": 4, "num_heads": 4, "vocab_size": 101}
+    for dtype, wide in (("f16", "f32"), ("bf16", "bf16")):
+        g = gpuir.load(config(tmp_path, t5), dims={"seq": 4, "target": 4}, dtype=dtype)
+        kinds = {v.name.rpartition("wo.")[1]: str(v.type.dtype) for v in g.params}
+        assert kinds == {"": dtype, "wo.": wide}
+    inkling = {"model_type": "inkling2_text", "architectures": ["Inkling2ForCausalLM"]}
+    inkling |= {"num_hidden_layers": 1, "hidden_size": 64, "vocab_size": 101, "head_dim": 16}
+    path = config(tmp_path, inkling)
+    g = gpuir.load(path, dims={"seq": 8}, dtype="bf16", warn=lambda _: None)
+    kinds = {v.name: str(v.type.dtype) for v in g.params}
+    routers = [kind for name, kind in kinds.items() if name.endswith("mlp.gate.weight")]
+    assert {*routers} == {"f32"} and kinds["lm_head.weight"] == "bf16"
+
+
+def test_a_class_that_mixes_dtypes_is_told_how_it_runs(tmp_path: Path):
+    """MRA's attention gives f32, which PyTorch does not multiply with weights in bf16."""
+    mra = BERT | {"model_type": "mra", "architectures": ["MraForMaskedLM"], "hidden_size": 128}
+    path = config(tmp_path, mra)
+    with pytest.raises(ModelError, match="two dtypes") as caught:
+        gpuir.load(path, dims={"seq": 64}, dtype="bf16")
+    assert "--dtype f32" in str(caught.value)
+    gpuir.load(path, dims={"seq": 64}, dtype="f32")
 
 
 WRONG: list[tuple[dict[str, Any], dict[str, Any], type[GpuirError], str]] = [
