@@ -120,6 +120,7 @@ def then(*steps: str) -> list[Any]:
 
 ONE, TWO = ["DequantizeLinear MatMul"], ["DequantizeLinear", "MatMul"]
 GEMM, TWO_GEMM = ["DequantizeLinear Gemm"], ["DequantizeLinear", "Gemm"]
+PAIR = ["QuantizeLinear", "DequantizeLinear"]
 SUM = ["DequantizeLinear MatMul Add"]
 RANDOM = rng.random((N, 8))
 
@@ -242,13 +243,40 @@ def transposed(left: bool) -> ModelProto:
     return model(nodes, tensors, (2, K, 3) if left else (3, K))
 
 
-def quantised() -> ModelProto:
+def pair(x: str, y: str, of: Any) -> tuple[list[Any], list[Any]]:
+    """QuantizeLinear and DequantizeLinear, from x to y, and their weights."""
+    names = [f"{y}.s", f"{y}.z"]
+    arrays = np.array(0.5, np.float32), np.array(0, of)
+    tensors = [numpy_helper.from_array(v, name) for name, v in zip(names, arrays, strict=True)]
+    nodes = [
+        helper.make_node("QuantizeLinear", [x, *names], [f"{y}.q"]),
+        helper.make_node("DequantizeLinear", [f"{y}.q", *names], [y]),
+    ]
+    return nodes, tensors
+
+
+def quantised(
+    x: Any = None, y: Any = None, op: str = "MatMul", bias: Any = None, *after: str
+) -> ModelProto:
+    """A product of x with a weight and with a bias that is dequantised. What is multiplied, and
+    what comes of it after the nodes `after`, may be quantised, and dequantised."""
     nodes, tensors = weight("w")
-    tensors.append(numpy_helper.from_array(np.array(0.5, np.float32), "s"))
-    nodes.append(helper.make_node("QuantizeLinear", ["x", "s"], ["q"]))
-    nodes.append(helper.make_node("DequantizeLinear", ["q", "s"], ["d"]))
-    nodes.append(helper.make_node("MatMul", ["d", "w"], ["y"]))
-    return model(nodes, tensors)
+    operands = ["x", "w"]
+    if x:
+        more, own = pair("x", "d", x)
+        nodes, tensors, operands = nodes + more, tensors + own, ["d", "w"]
+    if bias:
+        tensors.append(numpy_helper.from_array(np.ones(N, bias), "b.q"))
+        tensors.append(numpy_helper.from_array(np.array(0.01, np.float32), "b.s"))
+        nodes.append(helper.make_node("DequantizeLinear", ["b.q", "b.s"], ["b"]))
+    adds_after = bias and op == "MatMul"
+    result = "r" if after else "s"
+    operands += ["b"] if bias and op == "Gemm" else []
+    nodes.append(helper.make_node(op, operands, ["m" if adds_after else result]))
+    nodes += then(f"Add m b > {result}") if adds_after else []
+    nodes += then(*after)
+    more, own = pair("s", "y", y) if y else (then("Identity s > y"), [])
+    return model(nodes + more, tensors + own)
 
 
 def two(shared: str) -> ModelProto:
@@ -285,9 +313,41 @@ def packed(*after: str) -> ModelProto:
 OTHERS: dict[str, tuple[Any, list[str]]] = {
     "x is transposed": (lambda: transposed(left=True), [*ONE, "Transpose"]),
     "the weight is transposed": (lambda: transposed(left=False), TWO),
-    "x is quantised too": (
-        quantised,
-        ["DequantizeLinear", "QuantizeLinear", "DequantizeLinear", "MatMul"],
+    "x is quantised too": (lambda: quantised(np.uint8), [*TWO, *PAIR]),
+    "x is quantised too, in 16 bits": (lambda: quantised(np.int16), [*ONE, *PAIR]),
+    "the result is quantised": (lambda: quantised(y=np.uint8), [*TWO, *PAIR]),
+    "the result is quantised in 16 bits": (lambda: quantised(y=np.uint16), [*ONE, *PAIR]),
+    "both are quantised in 16 bits": (
+        lambda: quantised(np.int16, np.int16, "Gemm"),
+        [*GEMM, *PAIR, *PAIR],
+    ),
+    "one of both is quantised in 16 bits": (
+        lambda: quantised(np.int16, np.uint8),
+        [*TWO, *PAIR, *PAIR],
+    ),
+    "a Relu before 16 bits": (
+        lambda: quantised(None, np.int16, "MatMul", None, "Relu r > s"),
+        [*TWO, "Relu", *PAIR],
+    ),
+    "a Sigmoid before 16 bits": (
+        lambda: quantised(None, np.int16, "MatMul", None, "Sigmoid r > s"),
+        [*ONE, "Sigmoid", *PAIR],
+    ),
+    "a bias that is dequantised": (
+        lambda: quantised(op="Gemm", bias=np.int32),
+        [*GEMM, "DequantizeLinear"],
+    ),
+    "a sum with what is dequantised": (
+        lambda: quantised(bias=np.int32),
+        [*SUM, "DequantizeLinear"],
+    ),
+    "a bias that is dequantised, and all in 16 bits": (
+        lambda: quantised(np.uint16, np.int16, "Gemm", np.int32),
+        [*GEMM, "DequantizeLinear", *PAIR, *PAIR],
+    ),
+    "a bias of 8 bits": (
+        lambda: quantised(op="Gemm", bias=np.int8),
+        [*GEMM, "DequantizeLinear"],
     ),
     "the weight is shared": (lambda: two("w.w"), [TWO[0], TWO[0], TWO[1], TWO[1]]),
     "the scales are shared": (lambda: two("w.s"), [TWO[0], TWO[0], TWO[1], TWO[1]]),

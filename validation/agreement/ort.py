@@ -55,6 +55,10 @@ CPU_ONLY = (
     *("QDQS8ToU8Transformer", "Avx2WeightS8ToU8Transformer"),
 )
 QDQ = "QDQSelectorActionTransformer"
+MOVES = {
+    *("Expand", "Flatten", "Gather", "GatherElements", "Reshape", "Slice", "Split", "Squeeze"),
+    *("Tile", "Transpose", "Unsqueeze"),
+}
 # BiasSoftmaxFusion and SwiGluFusion fuse nodes of CUDA alone: no file of a CPU shows them.
 CUDA_ONLY = ("add:keys>softmax", "silu:32bit>mul:same", "mul+sigmoid+mul:32bit>mul:same")
 SHAPE_ONLY = {
@@ -206,9 +210,17 @@ def optimise(model: Any, level: str, cpu: bool) -> Any:
 
 def cpu_only(model: Any) -> list[str]:
     """The optimisers to switch off. What QDQSelectorActionTransformer does for the CPU alone needs
-    a QuantizeLinear, or an activation that is dequantised; where a model has none, what it does is
-    what it does for CUDA."""
-    quantised = any(n.op_type == "QuantizeLinear" for n in model.graph.node)
+    a QuantizeLinear, or an activation that is dequantised, and one of 16 bits only does where data
+    is moved; where a model has none, what it does is what it does for CUDA."""
+    from onnx import TensorProto
+
+    wide = {TensorProto.INT16, TensorProto.UINT16}
+    wide = {i.name for i in model.graph.initializer if i.data_type in wide}
+    moves = any(n.op_type in MOVES for n in model.graph.node)
+    quantised = any(
+        n.op_type == "QuantizeLinear" and (moves or wide.isdisjoint(n.input))
+        for n in model.graph.node
+    )
     return [*CPU_ONLY, *([QDQ] if quantised else [])]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -16,6 +17,7 @@ Locs = tuple[Loc, ...]
 
 BITS = (2, 4, 8)  # of a weight
 SMALLEST_BLOCK = 16
+SIXTEEN = re.compile(r" [iu]16\b")  # of an origin: a dtype
 AROUND = (t.Generating, t.Reshape)  # what a converter adds that is no part of the operator
 
 
@@ -29,9 +31,9 @@ class Nbits(Pass):
     The weight is a matrix of integers of 2, 4 or 8 bits with a scale in f32 or f16: one for each
     block of rows (a power of two, 16 or more), for each column, or in all. Weight, scale and zero
     point are constants, and no other node reads the first two; the product alone reads the result.
-    What is multiplied, or becomes of the result, is not quantised. A Gemm is a product and a row
-    that is added: no factors, nothing transposed. A Relu or Clip that alone reads the result, and
-    is read once itself, keeps the nodes apart.
+    What is multiplied, or becomes of the result, is not quantised to less than 16 bits. A Gemm is a
+    product and a row that is added: no factors, nothing transposed. A Relu or Clip that alone reads
+    the result, and is read once itself, keeps the nodes apart.
     """
 
     name = "nbits"
@@ -89,7 +91,7 @@ class _Finder:
         if self.operator(maker) != "DequantizeLinear" or not self.is_of_blocks(maker, op):
             return ()
         left = self.flow.maker(op.a)
-        if left is not None and self.operator(left) == "DequantizeLinear":
+        if left is not None and self.keeps_apart(left, "DequantizeLinear"):
             return ()
         is_gemm = self.operator(product) == "Gemm"
         (y,) = product.results
@@ -165,7 +167,12 @@ class _Finder:
                 made.update(n.results)
         return made
 
-    # -- the result
+    # -- around the product
+
+    def keeps_apart(self, node: Node, operator: str) -> bool:
+        """Whether a node quantises, or dequantises, what is multiplied or comes of it. In 16 bits
+        that does not count, as the optimised files of version 1.32 show."""
+        return self.operator(node) == operator and not SIXTEEN.search(self.origins[node.locs[0]])
 
     def operator(self, node: Node) -> str:
         """The model's operator that a node is of, without domain and version."""
@@ -190,7 +197,7 @@ class _Finder:
 
     def is_kept_apart(self, y: Value) -> bool:
         """Whether what reads the product's result keeps onnxruntime from replacing it."""
-        if any(self.operator(n) == "QuantizeLinear" for n in self.flow.read_by(y)):
+        if any(self.keeps_apart(n, "QuantizeLinear") for n in self.flow.read_by(y)):
             return True
         clip = self.lone_reader(y)
         if clip is None or self.operator(clip) not in ("Relu", "Clip"):
