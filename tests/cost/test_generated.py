@@ -324,11 +324,56 @@ def test_shared_memory_of_every_gpu_and_of_packed_weights():
     plain = np.array([r.isa == "gfx950" and r.weight in ("", "i8") for r in table])
     assert np.all(np.abs(ratios[plain] - 1) < 0.01) and plain.sum() > 90
     packed = np.array([r.weight in ("i4", "i2") for r in table])
-    assert np.mean(np.abs(ratios[packed] - 1) < 0.1) > 0.8
+    assert np.mean(np.abs(ratios[packed] - 1) < 0.01) > 0.85
     assert np.mean(np.abs(ratios - 1) < 0.01) > 0.9
+    assert np.all(ratios[~packed] < 1.01)
     for row in table:
         wants, has = counted(row)
-        assert row.smem_bytes <= has or wants > has, row
+        assert (row.smem_bytes <= has) == (wants <= has), row
+
+
+@pytest.mark.parametrize(
+    ("target", "weight", "layout", "m", "n", "k", "stages", "warps", "wanted"),
+    [
+        # Triton 3.9. In one stage the left operand, and the packed bytes or the widened cells:
+        ("a100", "i4", "nt", 64, 64, 64, 1, 4, 8192 + 2048),
+        ("a100", "i2", "nt", 64, 64, 64, 1, 4, 8192 + 1024),
+        ("a100", "i4", "nn", 64, 64, 64, 1, 4, 8192 + 8192),
+        # ... the bytes in eight parts, where threads have most of them before and after:
+        ("h100", "i4", "nt", 16, 64, 256, 1, 1, 8192 + 8192 / 8),
+        # of 128 threads, none has 4 bytes of 256, so that they are not copied ahead:
+        ("h100", "i2", "nt", 32, 32, 32, 4, 4, 3 * 2048 + 256),
+        # ... and with 32 threads they are:
+        ("h100", "i2", "nt", 32, 32, 32, 4, 1, 3 * (2048 + 256)),
+        # AMD, one after the other; in stages, by shuffles where a warp holds what it multiplies:
+        ("mi300x", "i2", "nt", 64, 256, 128, 1, 4, 16384),
+        ("mi300x", "i2", "nt", 64, 128, 32, 4, 4, 3 * 4096),
+        ("mi300x", "i4", "nt", 64, 256, 32, 3, 4, 2 * 4096 + 16384),
+    ],
+)
+def test_shared_memory_of_packed_weights_by_hand(
+    target: str,
+    weight: str,
+    layout: str,
+    m: int,
+    n: int,
+    k: int,
+    stages: int,
+    warps: int,
+    wanted: float,
+):
+    work = kernel("gemm", m=4096, n=4096, k=4096, layout=layout, weight=weight).work
+    tiles = Tiles({"b": 1.0, "m": 1.0 * m, "n": 1.0 * n, "k": 1.0 * k}, 1.0 * stages, 1.0 * warps)
+    assert matrix.count(work, tiles, load_target(target)).smem_bytes == wanted
+
+
+def test_bytes_that_must_be_turned_are_not_copied_ahead():
+    """On Hopper, 8 bits across k before an instruction of four warps: one copy of such an operand,
+    two of any other. So has Triton 3.9 in all four layouts."""
+    tiles = Tiles({"b": 1.0, "m": 128.0, "n": 128.0, "k": 128.0}, 2.0, 4.0)
+    for layout, copies in (("tt", 3), ("nt", 4), ("nn", 3), ("tn", 2)):
+        work = kernel("gemm", m=4096, n=4096, k=4096, layout=layout, dtype="i8").work
+        assert matrix.count(work, tiles, H100).smem_bytes == copies * 16384
 
 
 def test_shared_memory_on_gfx950_by_hand():

@@ -161,7 +161,9 @@ def count(work: Work, tiles: Tiles, target: Target) -> Blocks:
             Staged(m, a, left.dims[-1] == deep),
             Staged(n, w, right.dims[-1] == deep),
         )
-        smem = smem_bytes(target, work.dtype, staged, k, tiles.stages, grouped, work.form)
+        smem = smem_bytes(
+            target, work.dtype, staged, k, tiles.stages, tiles.warps, grouped, work.form
+        )
     none = 0.0 * blocks
     narrow = 1.0 * np.less(w, a)
     found: dict[str, Number] = dict(  # noqa: C408
