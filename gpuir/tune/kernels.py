@@ -114,7 +114,7 @@ def kernel(
     - `experts`: tokens hidden inter topk experts; gated=True weight= skew=0 ranks=1 shards=1,
       math=, scales="" ("block"), library="cutlass" (or "trtllm", "vllm", "sglang", ...)
     - `grouped`: rows n k groups; weight= out= (dtypes), math=, scales="": one product a group of
-      weights, whose rows are handed out at random
+      weights [n, k], whose rows are handed out at random
     - `gather`: rows width table; bag=1: rows of a table, or the sum of so many for each result
     - `topk`: rows columns k: the k largest of each row
 
@@ -586,7 +586,8 @@ def _grouped(
     found = sized.gemm(rows / groups, n, k, dtype, b=groups, weight=weight, out=out)
     active = 1 - np.exp(-rows / groups)
     operands = list(found.operands)
-    operands[1] = replace(operands[1], nbytes=operands[1].nbytes * active)
+    lies = ("b", "n", "k")  # as vLLM's fused_moe.py has weights: "with shape (E, N, K)"
+    operands[1] = replace(operands[1], dims=lies, nbytes=operands[1].nbytes * active)
     return replace(
         found,
         operands=tuple(operands),

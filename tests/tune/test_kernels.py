@@ -8,12 +8,13 @@ import numpy as np
 import pytest
 
 import gpuir
-from gpuir.cost.nest import peak_of
+from gpuir.cost.generated import matrix
+from gpuir.cost.nest import Tiles, peak_of
 from gpuir.cost.sized import gemm
 from gpuir.ir.errors import UsageError
 from gpuir.ir.types import bf16
 from gpuir.targets.load import load_target
-from gpuir.tune.kernels import KINDS, costed, nest
+from gpuir.tune.kernels import KINDS, costed, kernel, nest
 
 EXTENTS = {
     "gemm": {"m": 512, "n": 512, "k": 512},
@@ -177,3 +178,14 @@ def test_no_generated_kernel_is_faster_than_its_flops_at_the_peak(target: str):
             tiles = gpuir.candidates(k, device)
             time_s = gpuir.predict(k, tiles, device).time_s
             assert np.nanmin(time_s) >= k.work.flops / peak_of(k.work, device)
+
+
+def test_weights_of_groups_lie_along_k():
+    """As vLLM's fused_moe reads them. On Hopper, 8 bits that lie across k would have no copies
+    ahead (`test_bytes_that_must_be_turned_are_not_copied_ahead`)."""
+    sizes = {"rows": 4096, "n": 4096, "k": 4096, "groups": 8}
+    work = kernel("grouped", **sizes, dtype="i8").work
+    assert work.operands[1].dims == ("b", "n", "k")
+    tiles = Tiles({"b": 1.0, "m": 128.0, "n": 128.0, "k": 128.0}, 2.0, 4.0)
+    found = matrix.count(work, tiles, load_target("h100-sxm")).smem_bytes
+    assert found == 4 * 128 * 128
