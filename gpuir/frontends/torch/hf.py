@@ -846,7 +846,12 @@ def has_windows(model: Any) -> bool:
 
 
 def attend(
-    module: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: Any, **how: Any
+    module: Any,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: Any,
+    **how: Any,
 ) -> tuple[torch.Tensor, None]:
     """transformers' sdpa; what would need a causal mask with a past or a window is our operator,
     and so is what reads a cache of narrower numbers than the model's."""
@@ -854,6 +859,7 @@ def attend(
 
     from gpuir.frontends.torch.cache import kept
 
+    mask = attention_mask  # some classes give it by this name, most by its place
     new, keys = query.shape[2], key.shape[2]
     given = how.get("is_causal")
     causal = getattr(module, "is_causal", True) if given is None else given

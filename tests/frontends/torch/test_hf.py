@@ -356,6 +356,21 @@ def test_weights_that_a_class_wants_in_f32(tmp_path: Path):
     assert {*routers} == {"f32"} and kinds["lm_head.weight"] == "bf16"
 
 
+def test_a_mask_by_name_or_by_place(tmp_path: Path):
+    """AFMoE hands its mask to attention by name."""
+    afmoe = LLAMA | {"model_type": "afmoe", "architectures": ["AfmoeForCausalLM"]}
+    afmoe |= {"num_dense_layers": 2, "sliding_window": 8, "head_dim": 8}
+    afmoe |= {"layer_types": ["sliding_attention", "full_attention"]}
+    path = config(tmp_path, afmoe)
+
+    def seen(**how: Any) -> list[tuple[bool, int | None, bool]]:
+        ops = [node.op for node in gpuir.load(path, **how).nodes]
+        return [(x.causal, x.window, x.mask is None) for x in ops if isinstance(x, t.Attention)]
+
+    assert seen(dims={"seq": 16}) == [(True, 7, True), (True, None, True)]
+    assert seen(phase="decode", past=16) == [(False, None, True)] * 2
+
+
 def test_a_class_that_mixes_dtypes_is_told_how_it_runs(tmp_path: Path):
     """MRA's attention gives f32, which PyTorch does not multiply with weights in bf16."""
     mra = BERT | {"model_type": "mra", "architectures": ["MraForMaskedLM"], "hidden_size": 128}
