@@ -238,16 +238,23 @@ def described(scheme: Scheme) -> str:
 
 
 def apart_from(
-    scheme: Scheme, model: Any, given: list[str] | None, defaults: bool = False
+    scheme: Scheme,
+    model: Any,
+    given: list[str] | None,
+    defaults: bool = False,
+    wide: bool = True,
 ) -> Callable[[str, nn.Module], Scheme | None]:
     """The scheme for all layers but those named: without names, or with `defaults` beside them, the
-    output layer and tied ones, as transformers leaves them (quantizers/base.py:
-    get_modules_to_not_convert)."""
+    output layer and tied ones; with `wide` also those that the class wants in f32 (T5's `wo`), as
+    transformers leaves them (quantizers/base.py: get_modules_to_not_convert; its quantizers for
+    GPTQ and HQQ convert the latter)."""
     from transformers.quantizers.base import get_keys_to_not_convert
 
     left = [*(given or ())]
     if given is None or defaults:
         left += get_keys_to_not_convert(model)
+    if wide:
+        left += getattr(model, "_keep_in_fp32_modules", None) or ()  # transformers' models
     return lambda name, module: None if is_left(name, left) else scheme
 
 
@@ -290,7 +297,7 @@ def gptq(keys: Keys, model: nn.Module) -> Quantisation:
     `+:` or nothing before it has other keys for them (gptqmodel, QuantizeConfig)."""
     head = keys.get("lm_head", bool, False)
     dynamic = keys.get("dynamic", dict, {})
-    left = apart_from(gptq_scheme(keys, model), model, [] if head else None)
+    left = apart_from(gptq_scheme(keys, model), model, [] if head else None, wide=False)
 
     def of(name: str, module: nn.Module) -> Scheme | None:
         for pattern, change in dynamic.items():
@@ -400,7 +407,8 @@ def hqq(keys: Keys, model: nn.Module) -> Quantisation:
     dtype = model_dtype(model)
     stored = Weights(codes(inner, "nbits"), columns=inner.size("group_size", 64), scale=dtype)
     scheme = Scheme(replace(stored, zero=dtype), unpacks=1)
-    return Quantisation("hqq", apart_from(scheme, model, keys.names("skip_modules") or ["lm_head"]))
+    left = keys.names("skip_modules") or ["lm_head"]
+    return Quantisation("hqq", apart_from(scheme, model, left, wide=False))
 
 
 TORCHAO: dict[str, Callable[[Keys, nn.Module], Scheme]] = {
