@@ -137,6 +137,7 @@ def program(
 
         config = read_config(Path(folder))
         task, cls = find_class(config, task, folder)
+        config = half_of(config, cls)
         model = build(cls, config, DTYPES[dtype] if dtype else None, attention, device, folder)
         made_for = f"{cls.__name__} in the phase {phase}" if phase else cls.__name__
         blame.enter_context(supported(made_for, folder))
@@ -367,6 +368,19 @@ def find_class(config: Any, task: str | None, where: str) -> tuple[str | None, A
             found=task,
         )
     return task, getattr(transformers, classes[task][0])
+
+
+def half_of(config: Any, cls: Any) -> Any:
+    """The config, or its language half where the class is one of text alone, as AutoModel has it
+    (transformers 5.23, auto_factory.py `from_config`)."""
+    text = type(config).sub_configs.get("text_config")
+    if text is None or getattr(cls, "config_class", None) is not text:
+        return config
+    half = config.get_text_config()
+    for key in ("dtype", "quantization_config"):
+        if getattr(half, key, None) is None and getattr(config, key, None) is not None:
+            setattr(half, key, getattr(config, key))
+    return half
 
 
 def _class_names(task: str, model_type: str) -> tuple[str, ...]:

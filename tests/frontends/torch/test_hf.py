@@ -347,6 +347,11 @@ def test_weights_that_a_class_wants_in_f32(tmp_path: Path):
         g = gpuir.load(config(tmp_path, t5), dims={"seq": 4, "target": 4}, dtype=dtype)
         kinds = {v.name.rpartition("wo.")[1]: str(v.type.dtype) for v in g.params}
         assert kinds == {"": dtype, "wo.": wide}
+    packed = t5 | {"quantization_config": {"quant_method": "bitsandbytes", "load_in_8bit": True}}
+    g = gpuir.load(config(tmp_path, packed), dims={"seq": 4, "target": 4}, dtype="f16")
+    inner = [v for v in g.params if v.name.endswith(("wo.weight", "wi.weight"))]
+    kinds = {v.name: str(v.type.dtype) for v in inner}
+    assert kinds == {name: "f32" if ".wo." in name else "i8" for name in kinds} and kinds
     inkling = {"model_type": "inkling2_text", "architectures": ["Inkling2ForCausalLM"]}
     inkling |= {"num_hidden_layers": 1, "hidden_size": 64, "vocab_size": 101, "head_dim": 16}
     path = config(tmp_path, inkling)
@@ -354,6 +359,18 @@ def test_weights_that_a_class_wants_in_f32(tmp_path: Path):
     kinds = {v.name: str(v.type.dtype) for v in g.params}
     routers = [kind for name, kind in kinds.items() if name.endswith("mlp.gate.weight")]
     assert {*routers} == {"f32"} and kinds["lm_head.weight"] == "bf16"
+
+
+def test_the_language_half_alone(tmp_path: Path):
+    """The config is of text and images, the class of text: it gets its half, as in AutoModel."""
+    left = ("model_type", "architectures", "torch_dtype")
+    text = {key: value for key, value in LLAMA.items() if key not in left}
+    both = {"model_type": "llama4", "architectures": ["Llama4ForConditionalGeneration"]}
+    both["text_config"] = text | {"intermediate_size_mlp": 96, "head_dim": 8, "pad_token_id": 0}
+    path = config(tmp_path, both, torch_dtype="bfloat16")
+    g = gpuir.load(path, dims={"seq": 4}, task="causal-lm", warn=lambda _: None)
+    assert [str(v.type) for v in g.outputs] == ["bf16[1, 4, 101]"]
+    assert not [v.name for v in g.params if "vision" in v.name]
 
 
 def test_a_mask_by_name_or_by_place(tmp_path: Path):
