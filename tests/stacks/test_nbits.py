@@ -333,21 +333,17 @@ OTHERS: dict[str, tuple[Any, list[str]]] = {
         lambda: quantised(None, np.int16, "MatMul", None, "Sigmoid r > s"),
         [*ONE, "Sigmoid", *PAIR],
     ),
-    "a bias that is dequantised": (
-        lambda: quantised(op="Gemm", bias=np.int32),
-        [*GEMM, "DequantizeLinear"],
-    ),
-    "a sum with what is dequantised": (
-        lambda: quantised(bias=np.int32),
-        [*SUM, "DequantizeLinear"],
-    ),
-    "a bias that is dequantised, and all in 16 bits": (
-        lambda: quantised(np.uint16, np.int16, "Gemm", np.int32),
-        [*GEMM, "DequantizeLinear", *PAIR, *PAIR],
-    ),
     "a bias of 8 bits": (
         lambda: quantised(op="Gemm", bias=np.int8),
         [*GEMM, "DequantizeLinear"],
+    ),
+    "a sum with what is dequantised": (
+        lambda: quantised(bias=np.int8),
+        [*SUM, "DequantizeLinear"],
+    ),
+    "a bias of 8 bits, and all else in 16": (
+        lambda: quantised(np.uint16, np.int16, "Gemm", np.int8),
+        [*GEMM, "DequantizeLinear", *PAIR, *PAIR],
     ),
     "the weight is shared": (lambda: two("w.w"), [TWO[0], TWO[0], TWO[1], TWO[1]]),
     "the scales are shared": (lambda: two("w.s"), [TWO[0], TWO[0], TWO[1], TWO[1]]),

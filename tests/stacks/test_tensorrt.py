@@ -4,10 +4,15 @@ Fusion Catalog, docs.nvidia.com/deeplearning/tensorrt/latest/performance/fusion-
 from __future__ import annotations
 
 import importlib
+from collections.abc import Sequence
 from types import ModuleType
 
 import pytest
+from onnx import ModelProto
 from onnx_models import parsed
+
+import gpuir
+from gpuir import Kernel
 
 IMAGE = "float[2,8,6,6] x, float[2,8,6,6] s, float[8,8,1,1] w, float[8,1,1] w1, float[8,1,1] w2"
 ROWS = "float[2,6,8] x, float[2,6,8] s, float[8,8] w, float[8] w1, float[8] w2"
@@ -158,3 +163,22 @@ def test_documented_fusions(name: str):
     order = list(kinds)
     groups = sorted((sorted(g, key=order.index) for g in launches.values()), key=lambda g: g[0])
     assert sorted(" ".join(kinds[n] for n in g) for g in groups) == sorted(expected)
+
+
+def test_the_bias_of_a_quantised_convolution_is_computed_when_the_engine_is_built():
+    """As quantisers write it, in i32: it once made the activation after it a launch of its own."""
+    inputs = "int8[2,8,6,6] x, int8[8,8,1,1] w, int32[8] w1, float[8] w2, float ws"
+    text = """a = DequantizeLinear (x, ws)
+        k = DequantizeLinear (w, ws)
+        {bias}
+        c = Conv (a, k, b)
+        y = Relu (c)"""
+    counts = {
+        bias: sum(1 for n in analyzed(parsed(inputs, text.format(bias=bias))) if n.launches)
+        for bias in ("b = DequantizeLinear (w1, ws)", "b = Identity (w2)")
+    }
+    assert len(set(counts.values())) == 1, counts
+
+
+def analyzed(model: ModelProto) -> Sequence[Kernel]:
+    return gpuir.summary(gpuir.analyze(model, target="a100", profile="tensorrt")).kernels

@@ -142,7 +142,8 @@ def dequantize(
     """
     dtype = dtype or scale.type.dtype
     blocks = Blocks(e=e, op=op, x=x.type, scale=scale.type, axis=axis, size=block)
-    y = e(t.Cast(blocks.split(x), dtype), fold=x.type.size <= 1)
+    fold = x.type.dtype.bits >= dtype.bits or x.type.size <= 1
+    y = e(t.Cast(blocks.split(x), dtype), fold=fold)
     if (zero := offset(e, zero_point)) is not None:
         packed = zero.type.rank > 1 and zero.type.dtype.bits < dtype.bits  # as many as the blocks
         zero = blocks.spread(zero) if packed else blocks.spread(cast(e, zero, dtype))
