@@ -17,10 +17,11 @@ def fused(nodes: Iterable[Node], results: Iterable[Value]) -> Node:
     """Nodes as one launch, what comes twice among them (a constant) once, in the model's order but
     for what is generated, which comes first. What a library's call reads lies in memory: a constant
     too is an argument then. A library's routine, and an operator of which nothing else is known,
-    write all their results, read or not. The launch is named after what it is for before what is
-    generated."""
+    write all their results, read or not, but for random numbers, which each launch that reads them
+    may draw. The launch is named after what it is for before what is generated."""
     nodes = tuple(dict.fromkeys(nodes))
-    written = (v for n in nodes if isinstance(n.op, t.Call | t.Opaque) for v in n.results)
+    calls = (n for n in nodes if isinstance(n.op, t.Call | t.Opaque) and n.op.operands)
+    written = (v for n in calls for v in n.results)
     results = tuple(dict.fromkeys((*results, *written)))
     read = {v for n in nodes if is_call(n.op) for v in n.op.operands}
     computed = [n for n in nodes if not isinstance(n.op, t.Generating)]
