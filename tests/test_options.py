@@ -309,7 +309,11 @@ case(
     lambda: taken(of=longer(), tp=2, sequence=True, overlap=True),
 )  # fmt: skip
 ranks("microbatches", {"pp": 2}, {"microbatches": 4})
-ranks("schedule", {"pp": 2, "microbatches": 4}, {"schedule": "gpipe"})
+case(
+    "Parallel", "schedule",  # of a model whose activations are the most that a rank holds
+    lambda: taken(of=longer(), pp=2, microbatches=4),
+    lambda: taken(of=longer(), pp=2, microbatches=4, schedule="gpipe"),
+)  # fmt: skip
 ranks("chunks", {"pp": 2, "microbatches": 4, "schedule": "interleaved", "chunks": 2}, {"chunks": 3})
 ranks("exchange", {"dp": 1, "cp": 2}, {"exchange": "ring"})
 
