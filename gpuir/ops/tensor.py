@@ -1329,6 +1329,11 @@ class Routine(Call):
     attrs: tuple[tuple[str, Scalar | str | tuple[Scalar, ...]], ...] = ()
     work: int = 0
 
+    @property
+    def draws(self) -> bool:
+        """Whether it makes random numbers of nothing, which any thread may do for its own cells."""
+        return self.fn == "random" and not self.args
+
     def types(self) -> tuple[TensorType, ...]:
         _check(self.work >= 0, "the work of a routine must be 0 or more", "0 or more", self.work)
         return self.gives

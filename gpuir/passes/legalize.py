@@ -387,7 +387,7 @@ def kernel_of(ops: Sequence[Op]) -> type[k.BodyKernel]:
     if any(isinstance(op, t.Pointwise) for op in rows) and all(map(k.Map.may_hold, rows)):
         return k.Map
     says = [op for op in rows if not isinstance(op, t.Layout | t.Generating)]
-    others = [op for op in says if not draws(op)]
+    others = [op for op in says if not (isinstance(op, t.Routine) and op.draws)]
     if others and all(map(_named(others).may_hold, rows)):
         return _named(others)
     return _named(says)
@@ -397,11 +397,6 @@ def _named(ops: Sequence[t.TensorOp]) -> type[k.BodyKernel]:
     named = {op.kernel for op in ops} or {"k.map"}
     added = sorted(named - {*BODIES})
     return body_kernel(next(iter((*added, *(name for name in BODIES if name in named))), ""))
-
-
-def draws(op: Op) -> bool:
-    """Whether an op makes random numbers of nothing, which any thread may do for its own cells."""
-    return isinstance(op, t.Routine) and op.fn == "random" and not op.args
 
 
 def body_kernel(name: str) -> type[k.BodyKernel]:

@@ -119,7 +119,7 @@ class Storage:
         """Whether a node's result may be computed where it is read."""
         op = node.op
         if isinstance(op, t.Routine):
-            return op.fn == "random" and not op.args
+            return op.draws
         if isinstance(op, t.Reduce):
             terms = prod(op.x.type.shape[a] for a in op.axes)
             return terms == 1 or (terms < self.limits.unroll and node.results[0].type.size > 1)
