@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tuned_kernels import EXTENTS
 
 import gpuir
 from gpuir.ir.door import named, real, takes, whole
@@ -117,19 +118,6 @@ def test_strange_values_are_refused(function: Callable[..., Any]):
     for name in of(function):
         for value in STRANGE:
             refused(function, **GOOD[function] | {name: value})
-
-
-EXTENTS: dict[str, dict[str, Any]] = {
-    "gemm": {"m": 512, "n": 512, "k": 512},
-    "conv": {"batch": 8, "channels": 64, "size": (28, 28), "filters": 64, "window": 3},
-    "attention": {"batch": 2, "heads": 8, "queries": 512, "keys": 512, "head": 64},
-    "rows": {"rows": 4096, "columns": 768},
-    "map": {"cells": 1 << 20},
-    "experts": {"tokens": 64, "hidden": 1024, "inter": 512, "topk": 2, "experts": 8},
-    "grouped": {"rows": 512, "n": 1024, "k": 1024, "groups": 8},
-    "gather": {"rows": 512, "width": 64, "table": 1000},
-    "topk": {"rows": 64, "columns": 1000, "k": 8},
-}
 
 
 @pytest.mark.parametrize("target", ["a100", "mi300x"])

@@ -19,6 +19,18 @@ from gpuir.tune.published import TEMPLATES
 from gpuir.tune.templates import Template
 
 TUNING = Path(__file__).parents[2] / "shared" / "data" / "tuning"
+# Of each kind of `gpuir.kernel`, what it has to be given.
+EXTENTS: dict[str, dict[str, Any]] = {
+    "gemm": {"m": 512, "n": 512, "k": 512},
+    "conv": {"batch": 8, "channels": 64, "size": (28, 28), "filters": 64, "window": 3},
+    "attention": {"batch": 2, "heads": 8, "queries": 512, "keys": 512, "head": 64},
+    "rows": {"rows": 4096, "columns": 768},
+    "map": {"cells": 1 << 20},
+    "experts": {"tokens": 64, "hidden": 1024, "inter": 512, "topk": 2, "experts": 8},
+    "grouped": {"rows": 512, "n": 1024, "k": 1024, "groups": 8},
+    "gather": {"rows": 4096, "width": 128, "table": 100_000},
+    "topk": {"rows": 64, "columns": 4096, "k": 8},
+}
 
 
 def _blocks(launch: Mapping[str, Any]) -> Kernel:

@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
+from tuned_kernels import EXTENTS
 
 import gpuir
 from gpuir.cost.generated import matrix
@@ -15,18 +16,6 @@ from gpuir.ir.errors import UsageError
 from gpuir.ir.types import bf16
 from gpuir.targets.load import load_target
 from gpuir.tune.kernels import KINDS, costed, kernel, nest
-
-EXTENTS = {
-    "gemm": {"m": 512, "n": 512, "k": 512},
-    "conv": {"batch": 8, "channels": 64, "size": (28, 28), "filters": 64, "window": 3},
-    "attention": {"batch": 2, "heads": 8, "queries": 512, "keys": 512, "head": 64},
-    "rows": {"rows": 4096, "columns": 768},
-    "map": {"cells": 1 << 20},
-    "experts": {"tokens": 64, "hidden": 1024, "inter": 512, "topk": 2, "experts": 8},
-    "grouped": {"rows": 512, "n": 1024, "k": 1024, "groups": 8},
-    "gather": {"rows": 4096, "width": 128, "table": 100_000},
-    "topk": {"rows": 64, "columns": 4096, "k": 8},
-}
 
 
 @pytest.mark.parametrize("name", KINDS)
