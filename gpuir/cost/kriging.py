@@ -1,6 +1,5 @@
 """What measured collectives add to the formulas: differences of logarithms, carried from curve to
-curve by how much two have in common (kriging; Rasmussen, Williams: Gaussian Processes for Machine
-Learning, 2006, chapter 2).
+curve by how much two have in common (kriging: a Gaussian process, `cost.gaussian`).
 
 A curve is one collective of one library on one system, over message sizes. The difference of a
 measurement from its formula is a sum of independent parts, each shared by the curves of one
@@ -21,7 +20,7 @@ from typing import Any, NamedTuple, cast
 
 import numpy as np
 
-Array = np.ndarray[Any, np.dtype[np.float64]]
+from gpuir.cost.gaussian import Array, rough
 
 
 class Curve(NamedTuple):
@@ -110,9 +109,7 @@ def covariance(a: Knots, b: Knots) -> Array:
             if not shared or not len(columns[j]):
                 continue
             apart = np.abs(mine[:, None] - b.log_bytes[columns[j]][None, :])
-            some: Array = np.zeros(apart.shape)
-            for variance, scale in shared:
-                some += variance * np.exp(-apart / scale)
+            some = sum(rough(apart, *part) for part in shared)
             total[rows[i][:, None], columns[j][None, :]] = some
     return total
 
@@ -156,7 +153,7 @@ class Field:
             rows = np.flatnonzero(which == i)
             for some in (rows[j : j + 256] for j in range(0, len(rows), 256)):
                 apart = np.abs(inside[some][:, None] - x[None, :])
-                found[some] = np.exp(-apart / scale) @ weight
+                found[some] = rough(apart, 1.0, scale) @ weight
         return found
 
     def at(self, curve: Curve, log_bytes: float) -> float:

@@ -3,9 +3,9 @@ near them.
 
 Calibration writes down by how much the formulas, their factors moved, still miss each kernel that
 it measured (`Target.local`). Kernels of the same kind in other extents are corrected by those that
-are like them: the mean of a Gaussian process over logarithms of extents (Rasmussen, Williams,
-Gaussian Processes for Machine Learning, 2006, section 2.2), far from all of them by nothing. The
-correction depends on shapes alone, so a target with every rate raised is still never slower.
+are like them: the mean of a Gaussian process (`cost.gaussian`) over logarithms of extents, far
+from all of them by nothing. The correction depends on shapes alone, so a target with every rate
+raised is still never slower.
 
 It also writes down how far off kernels were that it left out (`Target.backtest`), so that intervals
 know of measurements that scatter more than those of other devices did.
@@ -18,15 +18,14 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from math import log
-from typing import Any, cast
+from typing import cast
 
 import numpy as np
 
+from gpuir.cost.gaussian import Array, Process, smooth, squares
 from gpuir.cost.sheet import Number
 from gpuir.cost.work import Work
 from gpuir.targets.target import Table, Target
-
-Array = np.ndarray[Any, np.dtype[np.float64]]
 
 BOUND = 0.5  # the logarithm of a correction, at most
 # The process, chosen by predicting rows of the NeuSight and aiconfigurator tables from 32 others of
@@ -122,11 +121,10 @@ class Points:
         at = [[_logarithm(name, n) for name, n in row.items()] for row in rows]
         return Points(kinds, tuple(rows[0]), np.array(at, float))
 
-    @property
-    def alike(self) -> Array:
-        """The covariance of the errors of each kernel with those of each other."""
+    def process(self, noise: float = NOISE) -> Process:
+        """Of the errors of these kernels, a row by itself being off by `noise`."""
         own = np.array([[a == b for b in self.kinds] for a in self.kinds])
-        return _alike(self.at, self.at, own)
+        return Process(_alike(self.at, self.at, own) + noise**2 * np.eye(len(self.at)))
 
 
 def _read(path: str) -> tuple[str, dict[str, float]]:
@@ -147,24 +145,12 @@ def _known(local: Table[float], kernel: str, names: tuple[str, ...]) -> tuple[Po
         return None
     points = Points.of(rows)
     errors = np.log(np.array(list(rows.values()), float))
-    return points, _inverse(points) @ errors
-
-
-def left_out(points: Points, errors: Array, noise: float = NOISE) -> Array:
-    """The error left of each kernel when all others correct it (the same book, section 5.4.2), a
-    row by itself being off by `noise`."""
-    inverse = _inverse(points, noise)
-    return np.asarray(inverse @ errors / np.diag(inverse), float)
+    return points, points.process().weights(errors)
 
 
 def damped(points: Points, errors: Array, noise: float) -> Array:
     """What to write down of errors so that `correction` takes rows to be off by `noise`."""
-    noisy = points.alike + NOISE**2 * np.eye(len(points.at))
-    return np.asarray(noisy @ _inverse(points, noise) @ errors, float)
-
-
-def _inverse(points: Points, noise: float = NOISE) -> Array:
-    return np.asarray(np.linalg.inv(points.alike + noise**2 * np.eye(len(points.at))), float)
+    return points.process().covariance @ points.process(noise).weights(errors)
 
 
 def _logarithm(name: str, n: Number) -> Number:
@@ -175,6 +161,6 @@ def _logarithm(name: str, n: Number) -> Number:
 def _alike(here: Array, there: Array, own: Array) -> Array:
     """The covariance of the errors of kernels here with those of kernels there; `own`: of the same
     kind. Those of other kinds share a part of the wide one."""
-    far = np.sum((here[..., None, :] - there) ** 2, axis=-1)
-    wide = WIDE**2 * np.exp(-0.5 * far / WIDE_REACH**2) * np.where(own, 1.0, OTHERS)
-    return wide + NARROW**2 * np.exp(-0.5 * far / NARROW_REACH**2) * own
+    far = squares(here, there)
+    wide = smooth(far, WIDE**2, WIDE_REACH) * np.where(own, 1.0, OTHERS)
+    return wide + smooth(far, NARROW**2, NARROW_REACH) * own

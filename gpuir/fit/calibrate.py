@@ -382,7 +382,7 @@ def _local(target: Target, group: Sequence[Batch], model: Model) -> dict[str, fl
         means = np.array([float(np.mean(e)) for e in paths.values()])
         errors = np.clip(means, -local.BOUND, local.BOUND)
         points = local.Points.of(paths)
-        left = {noise: _mean_size(local.left_out(points, errors, noise)) for noise in NOISES}
+        left = {noise: _mean_size(points.process(noise).left_out(errors)) for noise in NOISES}
         noise = min(NOISES, key=left.__getitem__)
         if left[noise] < WORTH * _mean_size(errors):
             ratios = np.exp(local.damped(points, errors, noise))

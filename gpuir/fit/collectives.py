@@ -20,6 +20,7 @@ from gpuir.cost.collective import (
     floor,
     ways,
 )
+from gpuir.cost.gaussian import Process
 from gpuir.cost.kriging import BANDS, NOISE, WAITS, Curve, Ends, Field, Knots, covariance
 from gpuir.cost.sheet import Sheet
 from gpuir.fit.columns import MOST_COUNT, Floats, Ints, TableFile
@@ -336,7 +337,7 @@ def _thin(s: Series) -> Series:
 def fit(series: Sequence[Series]) -> Field:
     """The factors, then what is added to them; without intervals."""
     points = thinned(series)
-    return added(points, fit_factors(points), covariance_of(points))
+    return added(points, fit_factors(points), process_of(points))
 
 
 def fit_factors(points: Sequence[Series]) -> Mapping[str, float]:
@@ -396,15 +397,15 @@ def knots_of(points: Sequence[Series]) -> Knots:
     return Knots(tuple(s.curve for s in points), which, x)
 
 
-def covariance_of(points: Sequence[Series]) -> Floats:
-    """Of the differences that are measured, their noise in it."""
+def process_of(points: Sequence[Series]) -> Process:
+    """Of the differences that are measured."""
     knots = knots_of(points)
     k = covariance(knots, knots)
     spread = _joined(s.spread for s in points)
     waits = [np.where(s.nbytes <= BANDS[1], float(is_trace(s)), 0.0) for s in points]
     k[np.diag_indices(len(k))] += NOISE**2 + (0.5 * spread) ** 2
     k[np.diag_indices(len(k))] += (WAITS * _joined(waits)) ** 2
-    return k
+    return Process(k)
 
 
 def is_trace(s: Series) -> bool:
@@ -418,10 +419,10 @@ def differences(points: Sequence[Series], factors: Mapping[str, float]) -> Float
     return np.log(times / _joined(formula(points, factors)))
 
 
-def added(points: Sequence[Series], factors: Mapping[str, float], k: Floats) -> Field:
-    """What measurements of covariance `k` add to the formulas with these factors."""
-    weight = np.linalg.solve(k, differences(points, factors))
-    return Field(factors, knots_of(points), np.asarray(weight, np.float64))
+def added(points: Sequence[Series], factors: Mapping[str, float], process: Process) -> Field:
+    """What measurements add to the formulas with these factors."""
+    weight = process.weights(differences(points, factors))
+    return Field(factors, knots_of(points), weight)
 
 
 # ---- protocols --------------------------------------------------------------------------------
@@ -457,7 +458,7 @@ def unseen(series: Sequence[Series], of: Callable[[Series], Any]) -> list[Picked
     it."""
     found: list[Picked] = []
     points = thinned(series)  # a curve's rows are all left out, or none
-    p = np.linalg.inv(covariance_of(points))
+    process = process_of(points)
     keys = [of(s) for s in points]
     lengths = _lengths(points)
     for key in dict.fromkeys(of(s) for s in series):
@@ -466,11 +467,8 @@ def unseen(series: Sequence[Series], of: Callable[[Series], Any]) -> list[Picked
             continue
         factors = fit_factors(rest)
         out = np.repeat(np.array([k == key for k in keys], bool), lengths)
-        # of the rest alone, from the inverse of all (the inverse of a matrix in blocks)
-        y = differences(rest, factors)
-        inner, cross = p[np.ix_(out, out)], p[np.ix_(~out, out)]
-        weight = p[np.ix_(~out, ~out)] @ y - cross @ np.linalg.solve(inner, cross.T @ y)
-        field = Field(factors, knots_of(rest), np.asarray(weight, np.float64))
+        weight = process.weights_without(out, differences(rest, factors))
+        field = Field(factors, knots_of(rest), weight)
         found += shipped([s for s in series if of(s) == key], field)
     return found
 

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
-Floats = np.ndarray[Any, np.dtype[np.float64]]
+from gpuir.cost.gaussian import Array, Process, smooth, squares
 
 # Standard deviations of what all predictions of a kernel are wrong by, of what a configuration is
 # besides, and of a measurement, in logarithms; and over what distance, in standard deviations of
@@ -15,26 +13,23 @@ Floats = np.ndarray[Any, np.dtype[np.float64]]
 SCALE, OWN, NOISE, REACH = 2.0, 0.35, 0.05, 0.5
 
 
-def differences(points: Floats, at: Floats, found: Floats) -> tuple[Floats, Floats]:
-    """What to add to the logarithm of each prediction, and its standard deviation.
+def differences(points: Array, at: Array, found: Array) -> tuple[Array, Array]:
+    """What to add to the logarithm of each prediction, and its standard deviation: a Gaussian
+    process with a constant.
 
     `points` has a row of features for each, `at` those that were measured, `found` the logarithms
-    of measured over predicted there. A Gaussian process with a constant (Rasmussen, Williams:
-    Gaussian Processes for Machine Learning, 2006, chapter 2).
+    of measured over predicted there.
     """
     if not len(found):
         return np.zeros(len(points)), np.full(len(points), np.hypot(SCALE, OWN))
     spread = points.std(axis=0)
-    scale = np.where(spread > 0, spread, 1.0) * REACH * np.sqrt(points.shape[1])
-    between = _shared(at / scale, at / scale)
-    inverse = np.linalg.inv(between + NOISE**2 * np.eye(len(at)))
-    across = _shared(points / scale, at / scale)
-    mean = across @ (inverse @ found)
-    left = SCALE**2 + OWN**2 - ((across @ inverse) * across).sum(axis=1)
-    return mean, np.sqrt(np.maximum(left, 0.0))
+    scale = np.where(spread > 0, spread, 1.0) * REACH * np.sqrt(points.shape[1] / 2)
 
+    def shared(a: Array) -> Array:
+        """The covariance of each of `a` with each that was measured."""
+        return SCALE**2 + smooth(squares(a / scale, at / scale), OWN**2, 1.0)
 
-def _shared(a: Floats, b: Floats) -> Floats:
-    """The covariance of each of `a` with each of `b`."""
-    squares = (a**2).sum(1)[:, None] + (b**2).sum(1)[None, :] - 2 * a @ b.T
-    return SCALE**2 + OWN**2 * np.exp(-np.maximum(squares, 0.0))
+    process = Process(shared(at) + NOISE**2 * np.eye(len(at)))
+    across = shared(points)
+    left = SCALE**2 + OWN**2 - process.known(across)
+    return across @ process.weights(found), np.sqrt(np.maximum(left, 0.0))

@@ -1,10 +1,9 @@
 """What measurements of tiles teach the prediction of others: an `Observed` model.
 
-The logarithm of measured over predicted seconds is a Gaussian process over kernels and tiles
-(Rasmussen, Williams, Gaussian Processes for Machine Learning, 2006, section 2.2). Before there are
-measurements it is as wide as the predictor's own interval; each narrows it, most for tiles that are
-alike. `cost.kriging` is such a process over curves of collectives, and `cost.local` over shapes
-alone; here tiles are compared as well.
+The logarithm of measured over predicted seconds is a Gaussian process (`cost.gaussian`) over
+kernels and tiles. Before there are measurements it is as wide as the predictor's own interval; each
+narrows it, most for tiles that are alike. `cost.local` compares shapes alone; here tiles are
+compared as well.
 """
 
 from __future__ import annotations
@@ -18,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from gpuir.cost import local
+from gpuir.cost.gaussian import Array, Process, smooth, squares
 from gpuir.cost.nest import PARTS, PLAIN, Tiles
 from gpuir.cost.work import Work
 from gpuir.ir.door import NUMBER, holds, many, of_type, takes
@@ -27,8 +27,6 @@ from gpuir.targets.target import Target
 from gpuir.tune.kernels import KERNEL, TARGET, Kernel
 from gpuir.tune.legal import check
 from gpuir.tune.space import TILES, Predictions, device_of, predict, ranked
-
-Array = np.ndarray[Any, np.dtype[np.float64]]
 
 TAIL = 1.2816  # standard deviations between which 80 % of a normal distribution lie, each way
 # Shares of the variance: what all kernels on a target have in common, what those of a kind do, what
@@ -135,19 +133,19 @@ class Observed:
     def _correction(self, work: Work, tiles: Tiles, count: int) -> tuple[Array, Array]:
         """Of each tile the mean of its error, and the width of its interval, both as shares of the
         standard deviation that the predictor expects."""
-        inverse, weights, scale = self._fitted
+        process, weights, scale = self._fitted
         mine = _columns(work)
         found = np.full((count, len(self.seen)), COMMON)
         if known := self._kinds.get(local.label(work)):
             here = _places(mine, tiles, count)
             found[:, known.which] += _alike(known.points(here), known.points(known.places))
-        left = 1.0 - np.sum((found @ inverse) * found, axis=-1)
-        return found @ weights, np.sqrt(np.maximum(left, ALONE) * scale)
+        left = np.maximum(1.0 - process.known(found), ALONE)
+        return found @ weights, np.sqrt(left * scale)
 
     @cached_property
-    def _fitted(self) -> tuple[Array, Array, float]:
-        """The inverse of the observations' covariance, their weights, and by how much errors are
-        larger than expected (Gelman et al., Bayesian Data Analysis, 2013, section 3.3: the scale of
+    def _fitted(self) -> tuple[Process, Array, float]:
+        """The process of the observations, their weights, and by how much errors are larger than
+        expected (Gelman et al., Bayesian Data Analysis, 2013, section 3.3: the scale of
         a normal distribution, with the predictor's own interval as `PRIOR` observations). Where
         they are smaller nothing follows: a search measures tiles that are alike."""
         n = len(self.seen)
@@ -155,10 +153,11 @@ class Observed:
         for known in self._kinds.values():
             at = known.points(known.places)
             alike[np.ix_(known.which, known.which)] += _alike(at, at)
-        inverse = np.asarray(np.linalg.inv(alike), float)
+        process = Process(alike)
         errors = np.array([x.error / x.deviation for x in self.seen])
-        scale = max(1.0, (PRIOR + float(errors @ inverse @ errors)) / (PRIOR + n))
-        return inverse, np.asarray(inverse @ errors, float), scale
+        weights = process.weights(errors)
+        scale = max(1.0, (PRIOR + float(errors @ weights)) / (PRIOR + n))
+        return process, weights, scale
 
     @cached_property
     def _kinds(self) -> dict[str, Known]:
@@ -222,6 +221,5 @@ def _places(columns: Mapping[str, float], tiles: Tiles, count: int) -> dict[str,
 
 def _alike(here: Array, there: Array) -> Array:
     """What errors of tiles of one kind of kernels have in common, beside what all have."""
-    apart = np.sum(here**2, axis=-1)[:, None] + np.sum(there**2, axis=-1) - 2 * here @ there.T
-    wide = WIDE * np.exp(-0.5 * apart / WIDE_REACH**2)
-    return KIND + wide + NARROW * np.exp(-0.5 * apart / NARROW_REACH**2)
+    far = squares(here, there)
+    return KIND + smooth(far, WIDE, WIDE_REACH) + smooth(far, NARROW, NARROW_REACH)

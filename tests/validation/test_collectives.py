@@ -93,7 +93,7 @@ def test_left_out_is_as_if_never_read(tmp_path):
     rows = curves("h100_sxm", (2, 4, 8)) + curves("a100_sxm", (2, 4, 8), 2.0)
     series = fit.read(table(tmp_path, rows)).series
     points = fit.thinned([s for s in series if s.system == "h100_sxm"])
-    field = fit.added(points, fit.fit_factors(points), fit.covariance_of(points))
+    field = fit.added(points, fit.fit_factors(points), fit.process_of(points))
     alone = fit.shipped([s for s in series if s.system == "a100_sxm"], field)
     out = [x for x in fit.unseen(series, fit.by_system) if x[0].system == "a100_sxm"]
     for (_, a), (_, b) in zip(alone, out, strict=True):
