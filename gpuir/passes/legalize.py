@@ -5,21 +5,28 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
-from typing import TypeGuard
 
-from gpuir.fusion.launch import epilogue, fused, inlined, product, prologue, unpacks_own
+from gpuir.fusion.launch import epilogue, fused, inlined, product, prologue
 from gpuir.ir.build import Builder, begin
 from gpuir.ir.graph import Graph, Level, Loc, Node, Op, Value
-from gpuir.ir.phases import phase_of
-from gpuir.ir.types import DType, TensorType, channels_last, f32, f64, i32
+from gpuir.ir.types import DType, f32, f64, i32
 from gpuir.ops import kernel as k
 from gpuir.ops import tensor as t
 from gpuir.ops.orders import convolved
-from gpuir.ops.strides import Strided, apart, packed, viewed
+from gpuir.ops.strides import Strided, apart, packed
 from gpuir.ops.vocabulary import find_op
 from gpuir.passes.manager import Pass
 from gpuir.passes.math import with_math
-from gpuir.targets.profile import has_views, tf32_rule
+from gpuir.passes.views import (
+    Views,
+    Wanted,
+    has_few_rows,
+    is_layout,
+    is_packed,
+    memory_order,
+    view_of,
+)
+from gpuir.targets.profile import tf32_rule
 
 
 @dataclass(frozen=True)
@@ -55,16 +62,20 @@ class Legalize(Pass):
     takes = Level.fused
     gives = Level.kernel
 
+    def views(self, g: Graph) -> Views:
+        """What is read in place: of a graph that no stack is known for, what libraries read."""
+        return Views(self.absorb)
+
     def run(self, g: Graph) -> Graph:
-        kernels = _Legalizer(g, has_views(g) and self.strides, self).run()
+        kernels = _Legalizer(g, self.views(g), self).run()
         return with_math(kernels, tf32_rule(g))
 
 
 class _Legalizer:
     def __init__(
-        self, g: Graph, viewed: bool, options: Legalize, inside: bool = False, trip: bool = False
+        self, g: Graph, views: Views, options: Legalize, inside: bool = False, trip: bool = False
     ):
-        self.g, self.viewed, self.options, self.inside = g, viewed, options, inside
+        self.g, self.views, self.options, self.inside = g, views, options, inside
         self.trip = g.inputs[0] if trip else None
         self.uses = g.uses()
         self.outputs = set(g.outputs)
@@ -114,13 +125,13 @@ class _Legalizer:
         op = node.op.substitute(self.new)
         match op:
             case t.Loop():
-                body = _Legalizer(op.body, self.viewed, self.options, inside=True, trip=True).run()
+                body = _Legalizer(op.body, self.views, self.options, inside=True, trip=True).run()
                 body = repeated(body, 1 + len(op.init))
                 return k.Loop(body, op.trips, op.init, op.captures, op.has_condition)
             case t.Cond():
                 regions = (op.then, op.orelse)
                 then, orelse = (
-                    _Legalizer(r, self.viewed, self.options, inside=True).run() for r in regions
+                    _Legalizer(r, self.views, self.options, inside=True).run() for r in regions
                 )
                 return k.Cond(op.pred, then, orelse, op.captures)
             case t.Fused():
@@ -154,9 +165,9 @@ class _Legalizer:
         if all(isinstance(o, t.Layout) for o in ops):
             return self.layout(node, op)
         match ops:
-            case [t.Ordered(order=order)] if self.viewed:
+            case [t.Ordered(order=order)] if self.views.strided:
                 return self.ordered(node, op.args[0], order)
-            case [t.Map("identity")] if self.viewed:
+            case [t.Map("identity")] if self.views.strided:
                 return self.ordered(node, op.args[0], None)
             case _:
                 pass
@@ -167,28 +178,11 @@ class _Legalizer:
         kernel = kernel_of(ops)(op.args, body)
         if isinstance(kernel, k.Reduce) and self.options.triton:
             return replace(kernel, library="triton")
-        if isinstance(kernel, k.Map) and self.viewed and not self.options.tiled:
-            return replace(kernel, apart=self.apart(kernel))
+        if isinstance(kernel, k.Map) and not self.options.tiled:
+            return replace(kernel, apart=self.views.apart(kernel, self.lies))
         if isinstance(kernel, k.Pool) or (isinstance(kernel, k.Gather) and is_resampled(ops)):
             return replace(kernel, library=self.options.images)
         return kernel
-
-    def apart(self, kernel: k.Map) -> int:
-        """How far apart threads beside each other fetch cells of an operand, at most; 0 where all
-        lie as the result does, and in a kernel of more operands than PyTorch's loops have: a batch
-        norm's has a loop of its own."""
-        y = kernel.result_types[0]
-        order = y.order or tuple(range(y.rank))
-        differ = [v for v in kernel.args if not self.lies_as(v, y)]
-        if not differ or len(kernel.args) > MOST_LOOPED:
-            return 0
-        alike = (v for v in differ if v.type.shape == y.shape)
-        return max((apart(self.lies(v).transpose(order), ()) for v in alike), default=1)
-
-    def lies_as(self, x: Value, y: TensorType) -> bool:
-        if x.type.shape != y.shape:
-            return x.type.size == y.size
-        return is_packed(x.type.with_order(y.order), self.lies(x).strides)
 
     # -- layout
 
@@ -206,7 +200,12 @@ class _Legalizer:
         """Whether a group gives cells many times over, and its readers take any strides: none of
         them reads more than there is. (What a softmax or a norm reads is packed first.)"""
         op = node.op
-        if not self.viewed or not is_layout(op) or len(op.args) != 1 or len(node.results) != 1:
+        if (
+            not self.views.strided
+            or not is_layout(op)
+            or len(op.args) != 1
+            or len(node.results) != 1
+        ):
             return False
         (x,), (result,) = op.args, node.results
         view = view_of(op.body, self.lies(x))
@@ -217,18 +216,16 @@ class _Legalizer:
         return bool(readers) and all(
             alone or view_of(r.op.body, view) is not None
             if is_layout(r.op)
-            else reads_expanded(r.op, result)
+            else self.views.takes_expanded(r.op, result)
             for r in readers
         )
 
     def with_packed(self, node: Node, b: Builder) -> Node:
-        """The node on copies of what its kernels, PyTorch's, take in one order alone: a softmax, a
-        layer or group norm row-major (aten/src/ATen/native/cuda/SoftMax.cu, layer_norm_kernel.cu,
-        group_norm.cpp), a convolution both operands as either, without gaps
-        (aten/src/ATen/native/Convolution.cpp); and a loop or a branch what it was written for."""
+        """The node on copies of what its kernels take in one order alone; and a loop or a branch of
+        what it was written for."""
         copies: dict[Value, Value] = {}
         for x, order in self.wanted(node):
-            if is_packed(x.type.with_order(order), self.lies(x).strides):
+            if is_packed(x.type.with_order(order), self.lies(x)):
                 continue
             key = (x, order, node.locs)  # a model node copies it once, for all its kernels
             if key in self.made:
@@ -240,34 +237,18 @@ class _Legalizer:
             b.put(replace(node, results=(made,), op=op))
         return replace(node, op=node.op.substitute(copies)) if copies else node
 
-    def wanted(self, node: Node) -> Iterator[tuple[Value, tuple[int, ...] | None]]:
-        """Operands, each with the order that a kernel takes it in."""
-        if not self.viewed:
-            return
-        if node.op.control:
-            yield from ((x, x.type.order) for x in node.op.operands)
-        if not isinstance(node.op, t.Fused):
-            return
-        outer = dict(zip(node.op.body.inputs, node.op.args, strict=True))
-        for op in (n.op for n in node.op.body.nodes):
-            given = [outer[v] for v in op.operands if v in outer]
-            if is_by_rows(op):
-                yield from ((x, None) for x in given)
-            elif isinstance(op, CONVOLUTIONS):
-                deciding = [x for x in deciders(op, node) if x in outer]
-                last = any(self.lies_last(outer[x]) for x in deciding)
-                yield from ((x, channels_last(x.type.rank) if last else None) for x in given)
+    def wanted(self, node: Node) -> Iterator[Wanted]:
+        if self.views.strided and node.op.control:
+            return ((x, x.type.order) for x in node.op.operands)
+        return self.views.wants(node, self.lies_last)
 
     def lies_last(self, x: Value) -> bool:
         return self.new.get(x, x).type.is_channels_last
 
-    def is_row_major(self, x: Value) -> bool:
-        return is_packed(x.type.with_order(None), self.lies(x).strides)
-
     def ordered(self, node: Node, x: Value, order: tuple[int, ...] | None) -> k.View | k.Copy:
         """PyTorch's contiguous(), of a memory format: nothing where x lies so."""
         lies = self.lies(x)
-        stays = is_packed(x.type.with_order(order), lies.strides)
+        stays = is_packed(x.type.with_order(order), lies)
         op = t.Reshape(x, x.type.shape) if stays or order is None else t.Ordered(x, order)
         result = Value(node.results[0].name, op.result_types[0])
         launch = fused([Node(op, (result,), node.locs)], (result,)).op
@@ -285,36 +266,24 @@ class _Legalizer:
         source = self.lies(x)
         view = view_of(op.body, source)
         type = op.body.outputs[0].type
-        vectors = self.options.tiled or (view is not None and is_packed(type, view.strides))
+        vectors = self.options.tiled or (view is not None and is_packed(type, view))
         step = 0 if vectors else apart(source, (n.op for n in op.body.nodes))
-        if view is None or not (self.options.strides or is_plain(op.body)):
+        if view is None or not self.views.makes(op.body):
             return k.Copy(op.args, op.body, step)
-        spread = 0 in view.strides
-        order = () if spread else memory_order(type.shape, view.strides)
-        free = self.options.strides or is_reshape(op.body)
-        if not order and is_packed(type, view.strides) and free:
+        if is_packed(type, view) and self.views.renames(op.body):
             return k.View(op.args, op.body)
         result = node.results[0]
         readers = self.uses.get(result, [])
-        batched = self.viewed and 1 in view.strides[-2:] and 0 not in view.strides[-2:]
-        strided = all(
-            (takes_strides(r.op, result, order) and (not spread or batched))
-            or (self.viewed and is_iterated(r.op, result, order, spread))
-            for r in readers
-        )
-        if not self.options.strides and any(reads_rows(r.op) for r in readers):
-            strided = False
-        if self.options.absorb and any(is_parted(r.op, result) for r in readers):
-            strided = False
+        strided = all(self.views.takes(r.op, result, view) for r in readers)
         if result in self.outputs or not readers or not strided:
             return k.Copy(op.args, op.body, step)
         moved = [r.results[0].type.size for r in readers if moves(r.op, view)]
         if len(moved) > 1 and sum(moved) >= type.size:
             # once for all, as whoever made it contiguous meant
             return k.Copy(op.args, op.body, step)
-        if self.viewed:
+        if self.views.strided:
             self.strided[result.name] = view
-        return k.View(op.args, op.body, order)
+        return k.View(op.args, op.body, memory_order(view))
 
     def of_this_trip(self, op: t.Fused) -> k.View | None:
         """What a trip of the loop takes of a tensor, its outermost axis indexed by the trip's
@@ -350,13 +319,6 @@ class _Legalizer:
         innermost = first.perm[-1]
         return first.perm if innermost >= len(first.perm) - 2 else ()
 
-
-# Rows of a batch's product from which it fills tiles by itself, and need not be one with the rest's
-# so that what transposes it is worth a copy: four tiles of 128. Assumed.
-ROWS = 512
-
-# Operands of PyTorch's pointwise loops, at most: `addcmul`, `lerp`, `where`.
-MOST_LOOPED = 3
 
 # The kernels of launches without a contraction: one is the first of these that an op of it becomes.
 BODIES = tuple(
@@ -520,116 +482,6 @@ def is_view(node: Node) -> bool:
     return isinstance(node.op, k.View)
 
 
-# ---------------------------------------------------------------------------- views
-
-
-def is_layout(op: Op) -> TypeGuard[t.Fused]:
-    return isinstance(op, t.Fused) and all(isinstance(n.op, t.Layout) for n in op.body.nodes)
-
-
-def reads_expanded(op: Op, value: Value) -> bool:
-    """Whether a group that is one flat nest reads `value` by any strides: all but the tensor that
-    is written to, and the indices of whole rows, which PyTorch lays flat."""
-    if not isinstance(op, t.Fused) or not all(isinstance(n.op, FLAT) for n in op.body.nodes):
-        return False
-    inner = {b for b, a in zip(op.body.inputs, op.args, strict=True) if a == value}
-    for o in (n.op for n in op.body.nodes):
-        match o:
-            case t.Scattering(x=x) if x in inner:
-                return False
-            case t.Gather(indices=i) if i in inner:
-                return False
-            case _:
-                pass
-    return True
-
-
-FLAT = t.Pointwise | t.Layout | t.Generating | t.Indexing | t.Scattering | t.Joining
-
-
-def view_of(body: Graph, x: Strided) -> Strided | None:
-    """The body's result as a view of its one operand, or None where cells would have to move."""
-    if x.size == 0:
-        return None
-    for node in body.nodes:
-        view = viewed(x, node.op)
-        if view is None:
-            return None
-        x = view
-    return x
-
-
-def is_plain(body: Graph) -> bool:
-    """Whether a layout is reshapes, or swaps the last two axes, with another axis ahead perhaps."""
-    for op in (n.op for n in body.nodes):
-        match op:
-            case t.Reshape(x, shape) if (1, *x.type.shape) == shape:
-                pass
-            case t.Transpose(perm=perm) if perm[:-2] == tuple(range(len(perm) - 2)):
-                pass
-            case _:
-                return is_reshape(body)
-    return True
-
-
-def is_reshape(body: Graph) -> bool:
-    return all(isinstance(n.op, t.Reshape) for n in body.nodes)
-
-
-def moves(op: Op, x: Strided) -> bool:
-    """Whether a group is a layout that no strides of x can say."""
-    return is_layout(op) and view_of(op.body, x) is None
-
-
-def memory_order(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[int, ...]:
-    """Axes from outermost to innermost by stride; empty for row-major. Axes of extent 1 have no
-    place of their own and stay next to their neighbours."""
-    wide = [i for i, n in enumerate(shape) if n != 1]
-    by_stride = sorted(wide, key=lambda i: -strides[i])
-    if by_stride == wide:
-        return ()
-    ones = [i for i, n in enumerate(shape) if n == 1]
-    return (*ones, *by_stride)
-
-
-def is_packed(type: TensorType, strides: tuple[int, ...]) -> bool:
-    """Whether strides are those of a tensor of that type, without gaps."""
-    step = 1
-    for axis in reversed(type.order or range(type.rank)):
-        n = type.shape[axis]
-        if n != 1 and strides[axis] != step:
-            return False
-        step *= n
-    return True
-
-
-def is_by_rows(op: Op) -> bool:
-    """Whether PyTorch's kernel of an op walks along packed rows."""
-    match op:
-        case t.Normalize(x, axes) | t.NormalizeGradient(x, _, axes):
-            return op.groups is not None or axes == tuple(
-                range(x.type.rank - len(axes), x.type.rank)
-            )
-        case _:
-            return isinstance(op, t.Softmax)
-
-
-CONVOLUTIONS = (t.Conv, t.ConvTranspose, t.ConvWeightGradient)
-
-
-def deciders(op: Op, node: Node) -> tuple[Value, ...]:
-    """The operands by which a convolution's images lie. Those of a gradient lie as in the
-    convolution itself, whatever comes back to it (aten/src/ATen/native/Convolution.cpp,
-    convolution_backward)."""
-    match op:
-        case t.ConvWeightGradient(x):
-            return (x,)
-        case t.ConvTranspose(w=w) if phase_of(node) == "backward":
-            return (w,)
-        case _:
-            return op.operands
-
-
 def is_gradient(op: Op) -> bool:
     """Whether a group is the gradient of an attention, which takes any strides."""
     return isinstance(op, t.Fused) and isinstance(op.body.nodes[-1].op, t.AttentionGradient)
@@ -644,86 +496,6 @@ def is_resampled(ops: Sequence[Op]) -> bool:
             return False
 
 
-def reads_rows(op: Op) -> bool:
-    """Whether a group is an operator of onnxruntime's that reads its rows as they lie in memory: a
-    product of more than two axes with its bias, which is a Gemm behind a reshape
-    (matmul_add_fusion.cc), or one that unpacks its weight."""
-    if not isinstance(op, t.Fused):
-        return False
-    makers = op.body.producers()
-    products = [n for n in op.body.nodes if isinstance(n.op, t.Matmul)]
-    if any(unpacks_own(n, makers.get) for n in products):
-        return True
-    rows = any(n.op.operands[0].type.rank > 2 for n in products)
-    return rows and any(isinstance(n.op, t.Map) and n.op.fn == "add" for n in op.body.nodes)
-
-
-def is_parted(op: Op, value: Value) -> bool:
-    """Whether a group's product by one matrix would come apart where `value`, its left operand, is
-    read by strides. (PyTorch op by op does that: `should_fold` of aten/src/ATen/native/
-    LinearAlgebra.cpp.)"""
-    if not isinstance(op, t.Fused):
-        return False
-    inner = {b for b, a in zip(op.body.inputs, op.args, strict=True) if a == value}
-    products = (n.op for n in op.body.nodes if isinstance(n.op, t.Matmul))
-    return any(x.a in inner and has_few_rows(x.a.type, x.b.type) for x in products)
-
-
-def has_few_rows(a: TensorType, b: TensorType) -> bool:
-    """Whether a product of all rows of a batch by one matrix, taken apart, would be of few each."""
-    *batch, rows, _ = a.shape
-    return prod(b.shape[:-2]) == 1 < prod(batch) and rows < ROWS
-
-
-def takes_strides(op: Op, value: Value, order: tuple[int, ...]) -> bool:
-    """Whether a group reads `value` by strides: as an operand of its product, or the weights of
-    experts, with one of the two matrix axes innermost."""
-    if not isinstance(op, t.Fused):
-        return False
-    rank = value.type.rank
-    if order and order[-1] < rank - 2:
-        return False
-    inner = {b for b, a in zip(op.body.inputs, op.args, strict=True) if a == value}
-    for node in op.body.nodes:
-        if not inner & set(node.op.operands):
-            continue
-        match node.op:
-            case t.Matmul():
-                pass
-            case t.Attention(mask=mask) | t.AttentionGradient(mask=mask) if mask not in inner:
-                pass
-            case t.Experts() | t.ExpertsGradient() as mix:
-                if not inner & set(node.op.operands) <= set(mix.weights):
-                    return False
-            case _:
-                return False
-    return True
-
-
-def is_iterated(op: Op, value: Value, order: tuple[int, ...], spread: bool = False) -> bool:
-    """Whether a group reads `value` by any strides, as PyTorch's TensorIterator does, and cuDNN
-    where channels are innermost; another layout group always may. Of a `spread` value (broadcast,
-    in memory once) products read no rows or columns that lie no cells apart."""
-    if is_layout(op):
-        return True
-    if not isinstance(op, t.Fused):
-        return False
-    images = order == channels_last(value.type.rank) and not spread
-    inner = {b for b, a in zip(op.body.inputs, op.args, strict=True) if a == value}
-    for node in op.body.nodes:
-        if not inner & set(node.op.operands):
-            continue
-        match node.op:
-            case t.Map() | t.Cast() | t.Slice() | t.Concat() | t.Pad() | t.Reduce() | t.ArgReduce():
-                pass
-            case t.Conv(x) | t.ConvTranspose(x) if x in inner and images:
-                pass
-            case t.ConvWeightGradient() | t.Window() | t.Resize() | t.ResizeGradient() if images:
-                pass
-            case t.Normalize() | t.NormalizeGradient() | t.NormGradient() if images:
-                pass
-            case t.Scattering(x=x) if x not in inner:
-                pass
-            case _:
-                return not spread and takes_strides(op, value, order)
-    return True
+def moves(op: Op, x: Strided) -> bool:
+    """Whether a group is a layout that no strides of x can say."""
+    return is_layout(op) and view_of(op.body, x) is None

@@ -52,7 +52,7 @@ PASSES: Mapping[str, type[Pass]] = Lazy(
         "fuse_loops": "gpuir.stacks.inductor.loops.fuse:FuseLoops",
         "cache_writes": "gpuir.stacks.serving.cache_writes:CacheWrites",
         "widen": "gpuir.passes.widen:Widen",
-        "legalize": "gpuir.passes.legalize:Legalize",
+        "legalize": "gpuir.stacks.legalize:Legalize",
         "bucket": "gpuir.passes.bucket:Bucket",
         "engine_kernels": "gpuir.stacks.serving.kernels:EngineKernels",
         "tile": "gpuir.passes.tile:TilePass",
