@@ -1,43 +1,48 @@
-"""From which size on a model is not held up by the host, for people and for programs."""
+"""From which size on a model is not held up by the host."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-from gpuir.backends.structured import json_text, record
-from gpuir.backends.terminal import Layout, Page
+from gpuir.backends.structured import record
 from gpuir.report.searches import Crossing
-from gpuir.report.units import percent, quantity
+from gpuir.report.table import Column, Heading, Notes, Part, Report, Table
+from gpuir.report.units import percent, share
 
-SCHEMA = "gpuir.crossover/1"
+
+def crossing_report(crossings: Sequence[Crossing]) -> Report:
+    """The answer of each run, and every value that was tried."""
+    return Report(
+        "gpuir.crossover/1",
+        lambda: (part for c in crossings for part in _parts(c)),
+        lambda: {"runs": [_record(c) for c in crossings]},
+        lambda: list(map(_tried, crossings)),
+    )
 
 
-def crossing_text(crossings: Sequence[Crossing], layout: Layout) -> str:
-    """The answer, and every value that was tried, of each run."""
-    page = Page(layout.width, layout.color)
-    for i, c in enumerate(crossings):
-        if i:
-            page.line()
-        title = c.device.title or c.device.name
-        page.heading(f"{c.model} on {title} under {c.profile.name}: {c.dim} and the host")
-        page.line()
-        page.wrapped(c.dim, verdict(c))
-        page.line()
-        titles = (c.dim, "latency", f"per {c.dim}", "busy", "waits", "waits for the host")
-        rows = [
-            (
-                f"{n:,}",
-                quantity(t.time_s, "s", 4),
-                quantity(t.time_s / n, "s"),
-                percent(t.busy_s, t.time_s),
-                percent(t.gaps_s, t.time_s),
-                quantity(t.gaps_s, "s"),
-            )
-            for n, t in c.search.tried.items()
-        ]
-        page.table([(title, True) for title in titles], rows, drop=("waits for the host",))
-    return page.text()
+def _parts(c: Crossing) -> Iterator[Part]:
+    title = c.device.title or c.device.name
+    yield Heading(f"{c.model} on {title} under {c.profile.name}: {c.dim} and the host")
+    yield Notes([(c.dim, verdict(c))])
+    yield _tried(c)
+
+
+def _tried(c: Crossing) -> Table:
+    return Table(
+        list(c.search.tried.items()),
+        (
+            Column(c.dim, "count", "value", lambda x: x[0]),
+            Column("latency", "s", "latency_s", lambda x: x[1].time_s, digits=4),
+            Column(f"per {c.dim}", "s", "", lambda x: x[1].time_s / x[0]),
+            Column("busy", "%", "", lambda x: share(x[1].busy_s, x[1].time_s)),
+            Column("waits", "%", "", lambda x: share(x[1].gaps_s, x[1].time_s)),
+            Column("waits for the host", "s", "gaps_s", lambda x: x[1].gaps_s, drop=1),
+            Column(field="busy_s", value=lambda x: x[1].busy_s),
+            Column(field="host_bound", value=lambda x: x[1].is_host_bound),
+        ),
+        {"model": c.model, "target": c.device.name, "profile": c.profile.name, "dim": c.dim},
+    )
 
 
 def verdict(c: Crossing) -> str:
@@ -54,29 +59,19 @@ def verdict(c: Crossing) -> str:
     if held_up is None:
         return f"not host-bound at {found.value:,}, the smallest value that was tried"
     run = found.tried[held_up]
-    share = percent(run.gaps_s, run.time_s)
     return (
         f"not host-bound from {found.value:,} on; at {held_up:,} the device waits for the host "
-        f"{share} of the time"
+        f"{percent(run.gaps_s, run.time_s)} of the time"
     )
 
 
-def crossing_json(crossings: Sequence[Crossing]) -> str:
-    """`{"schema": "gpuir.crossover/1", "runs": [...]}`; `value` is null where none was found."""
-    return json_text(SCHEMA, runs=[_record(c) for c in crossings])
-
-
 def _record(c: Crossing) -> dict[str, Any]:
+    """`value` is null where none was found."""
+    tried = _tried(c)
     return record(
         c.search,
         "value refused",
-        model=c.model,
-        target=c.device.name,
-        profile=c.profile.name,
-        dim=c.dim,
+        **tried.context,
         host_bound_at=c.search.held_up,
-        tried=[
-            record(x, "busy_s gaps_s", value=n, latency_s=x.time_s, host_bound=x.is_host_bound)
-            for n, x in c.search.tried.items()
-        ],
+        tried=tried.records(),
     )

@@ -1,47 +1,57 @@
-"""What fits a device: the largest value of a dimension, for people and for programs."""
+"""What fits a device: the largest value of a dimension."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from gpuir.backends.json_csv import memory_record
-from gpuir.backends.structured import json_text, record
-from gpuir.backends.terminal import Layout, Page, fits_text, memory_text
+from gpuir.backends.structured import record
+from gpuir.backends.terminal import fits_text, memory_text
 from gpuir.report.searches import LargestFit
-from gpuir.report.units import quantity
-
-SCHEMA = "gpuir.largest/1"
+from gpuir.report.table import Column, Heading, Notes, Part, Report, Table
 
 
-def largest_text(searches: Sequence[LargestFit], layout: Layout) -> str:
+def largest_report(searches: Sequence[LargestFit]) -> Report:
     """What fits and what its peak is made of, then every value that was tried, each device."""
-    page = Page(layout.width, layout.color)
-    for i, f in enumerate(searches):
-        if i:
-            page.line()
-        title = f"{f.device.title} ({f.device.name})" if f.device.title else f.device.name
-        page.heading(f"{f.model} on {title}: the largest {f.dim} that fits")
-        page.line()
-        page.wrapped(f.dim, _verdict(f))
-        memory = f.search.tried[f.least if f.search.value is None else f.search.value]
-        page.wrapped("memory", memory_text(memory))
-        page.wrapped("fits", fits_text(memory))
-        for a, b in f.search.shrinking:
-            text = f"{b:,} takes less than {a:,}: a value beyond may fit too"
-            page.wrapped("warning", text)
-        page.line()
-        columns = [(title, True) for title in (f.dim, "peak", "reserved", "to spare")]
-        rows = [
-            (
-                f"{n:,}",
-                *(quantity(x, "bytes") for x in (m.peak_bytes, m.reserved_bytes)),
-                quantity(m.spare_bytes or 0, "bytes"),
-            )
-            for n, m in f.search.tried.items()
+    return Report(
+        "gpuir.largest/1",
+        lambda: (part for f in searches for part in _parts(f)),
+        lambda: {"fits": [_record(f) for f in searches]},
+        lambda: list(map(_tried, searches)),
+    )
+
+
+def _parts(f: LargestFit) -> Iterator[Part]:
+    title = f"{f.device.title} ({f.device.name})" if f.device.title else f.device.name
+    yield Heading(f"{f.model} on {title}: the largest {f.dim} that fits")
+    memory = f.search.tried[f.least if f.search.value is None else f.search.value]
+    yield Notes(
+        [
+            (f.dim, _verdict(f)),
+            ("memory", memory_text(memory)),
+            ("fits", fits_text(memory)),
+            *(
+                ("warning", f"{b:,} takes less than {a:,}: a value beyond may fit too")
+                for a, b in f.search.shrinking
+            ),
         ]
-        page.table(columns, rows)
-    return page.text()
+    )
+    yield _tried(f)
+
+
+def _tried(f: LargestFit) -> Table:
+    return Table(
+        list(f.search.tried.items()),
+        (
+            Column(f.dim, "count", "value", lambda x: x[0]),
+            Column("peak", "bytes", "", lambda x: x[1].peak_bytes),
+            Column("reserved", "bytes", "", lambda x: x[1].reserved_bytes),
+            Column("to spare", "bytes", "", lambda x: x[1].spare_bytes or 0),
+            Column(field="memory", value=lambda x: memory_record(x[1]), inline=True),
+        ),
+        {"model": f.model, "target": f.device.name, "dim": f.dim},
+    )
 
 
 def _verdict(f: LargestFit) -> str:
@@ -53,11 +63,6 @@ def _verdict(f: LargestFit) -> str:
     return f"{value:,}" + ("; no more were tried" if value == f.most else "")
 
 
-def largest_json(searches: Sequence[LargestFit]) -> str:
-    """`{"schema": "gpuir.largest/1", "fits": [...]}`, docs/reference/json-schema.md."""
-    return json_text(SCHEMA, fits=[_record(f) for f in searches])
-
-
 def _record(f: LargestFit) -> dict[str, Any]:
     return record(
         f,
@@ -65,5 +70,5 @@ def _record(f: LargestFit) -> dict[str, Any]:
         target=f.device.name,
         largest=f.search.value,
         impossible=f.search.impossible,
-        tried=[{"value": n, "memory": memory_record(m)} for n, m in f.search.tried.items()],
+        tried=_tried(f).records(),
     )

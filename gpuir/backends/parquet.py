@@ -1,4 +1,5 @@
-"""Points of a design space as Parquet: a row each, with all that its numbers rest on."""
+"""Reports as Parquet, and the points of a design space: a row each, with all that its numbers rest
+on."""
 
 from __future__ import annotations
 
@@ -8,7 +9,10 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from gpuir.backends.structured import flat_rows
+from gpuir.backends.terminal import Layout
 from gpuir.ir.errors import UsageError
+from gpuir.report.table import Report
 
 TEXT = (
     *("model", "model_sha256", "graph", "dtype", "profile", "target", "base", "cluster", "plan"),
@@ -25,9 +29,37 @@ def parquet(module: str = "pyarrow.parquet") -> Any:
         return import_module(module)
     except ImportError as error:
         raise UsageError(
-            "pyarrow, which writes a design space as Parquet, is not installed",
+            "pyarrow, which writes Parquet, is not installed",
             fix="pip install 'gpuir[sweep]'",
         ) from error
+
+
+def to_parquet(report: Report, _: Layout) -> bytes:
+    """The rows of a report's tables: whole numbers, numbers, words, yes or no; null is what a row
+    does not have."""
+    pa = parquet("pyarrow")
+    rows = flat_rows(report)
+    names = dict.fromkeys(name for row in rows for name in row)
+    arrays = [pa.array(_alike([row.get(name) for row in rows])) for name in names]
+    return _bytes(pa.Table.from_arrays(arrays, names=list(names)))
+
+
+def _alike(column: list[Any]) -> list[Any]:
+    """A column of one type: numbers where one is not whole or has over 63 bits, words where one is
+    a word."""
+    kinds: set[type[Any]] = {type(x) for x in column if x is not None}
+    if str in kinds and len(kinds) > 1:
+        return [None if x is None else str(x) for x in column]
+    large = any(isinstance(x, int) and abs(x) >= 1 << 63 for x in column)
+    if float in kinds or large:
+        return [None if x is None else float(x) for x in column]
+    return column
+
+
+def _bytes(table: Any) -> bytes:
+    sink = parquet("pyarrow").BufferOutputStream()
+    parquet().write_table(table, sink, compression="zstd")
+    return sink.getvalue().to_pybytes()
 
 
 def part_bytes(columns: Mapping[str, Sequence[Any]], sizes: Sequence[str]) -> bytes:
@@ -48,9 +80,7 @@ def part_bytes(columns: Mapping[str, Sequence[Any]], sizes: Sequence[str]) -> by
         "unfit": sum(x is not None and bool(w) for x, w in zip(times, columns["why"], strict=True)),
     }
     table = table.replace_schema_metadata({COUNTS: json.dumps(counts)})
-    sink = pa.BufferOutputStream()
-    parquet().write_table(table, sink, compression="zstd")
-    return sink.getvalue().to_pybytes()
+    return _bytes(table)
 
 
 def counts_of(path: Path) -> dict[str, int]:

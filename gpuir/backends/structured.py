@@ -1,17 +1,64 @@
-"""Records for programs: as JSON, whose names are those of their fields, and as CSV."""
+"""Reports and records for programs: as JSON, whose names are those of their fields, and as CSV."""
 
 from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from io import StringIO
 from typing import Any, cast
 
-from gpuir.backends.terminal import printable
+from gpuir.backends.terminal import Layout, printable
+from gpuir.report.table import Column, Report
 
 FORMULA = ("=", "+", "-", "@")  # and tabs and returns, which are no more here
+
+
+def to_json(report: Report, _: Layout) -> str:
+    """The fields of a report, as an object that names its schema."""
+    return json_text(report.schema, **report.fields())
+
+
+def to_csv(report: Report, _: Layout) -> str:
+    """The rows of a report's tables; yes is 1, no is 0, and what is not known is empty."""
+    return csv_text((), flat_rows(report))
+
+
+def flat_rows(report: Report) -> list[dict[str, Any]]:
+    """The rows of a report's tables, each with what all rows of its table share, as cells."""
+    return [
+        {**table.context, **{name: x for c in named for name, x in _cells(c, row)}}
+        for table in report.tables()
+        for named in [[c for c in table.columns if c.field]]
+        for row in table.rows
+    ]
+
+
+def _cells(c: Column, row: object) -> Iterator[tuple[str, Any]]:
+    value = plain(c.of(row))
+    if c.inline:
+        for name, x in cast(dict[str, Any], value or {}).items():
+            yield from _flat(name, x)
+    else:
+        yield from _flat(c.field, value)
+
+
+def _flat(name: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """A value as cells: of an interval the ends `low_s` and `high_s`, of a record its fields behind
+    its name and a point, of a list its words. A list of records has no place in a row."""
+    match value:
+        case _ if name in ("interval", "interval_s"):
+            yield from zip(("low_s", "high_s"), value or (None, None), strict=True)
+        case dict():
+            for inner, x in cast(dict[str, Any], value).items():
+                yield from _flat(f"{name}.{inner}", x)
+        case list():
+            words = cast(list[object], value)
+            if words and not any(isinstance(x, dict | list) for x in words):
+                yield name, " ".join(map(str, words))
+        case _:
+            yield name, value
 
 
 def json_text(schema: str, /, **parts: object) -> str:
@@ -59,6 +106,8 @@ def csv_line(cells: Sequence[object]) -> str:
 
 
 def _cell(value: object) -> object:
+    if isinstance(value, bool):
+        return int(value)
     if not isinstance(value, str):
         return value
     text = printable(value)

@@ -1,4 +1,5 @@
-"""Every backend by name; those of third parties are looked up when asked for."""
+"""Every format by name: of any report, and of what `analyze` finds. Backends of third parties are
+looked up when asked for."""
 
 from __future__ import annotations
 
@@ -11,12 +12,24 @@ if TYPE_CHECKING:
     from gpuir.backends.terminal import Layout
     from gpuir.files import Folder
     from gpuir.report.summary import Summary
+    from gpuir.report.table import Report
 
+    Writer = Callable[[Report, Layout], str | bytes]
     Backend = Callable[[Sequence[Summary], Layout], str | bytes | Folder]
 
+FORMATS: Mapping[str, Writer] = Lazy(
+    {
+        "text": "gpuir.backends.terminal:text",
+        "json": "gpuir.backends.structured:to_json",
+        "csv": "gpuir.backends.structured:to_csv",
+        "markdown": "gpuir.backends.markdown:markdown",
+        "html": "gpuir.backends.html.plain:html",
+        "parquet": "gpuir.backends.parquet:to_parquet",
+    }
+)
 BACKENDS: Mapping[str, Backend] = Lazy(
     {
-        "table": "gpuir.backends.terminal:report",
+        "text": "gpuir.backends.terminal:report",
         "html": "gpuir.backends.html.page:html",
         "json": "gpuir.backends.json_csv:json_text",
         "csv": "gpuir.backends.json_csv:csv_text",

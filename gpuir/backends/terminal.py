@@ -14,6 +14,7 @@ from gpuir.report.equal import Alike, alike, layer
 from gpuir.report.modules import modules
 from gpuir.report.names import node_name
 from gpuir.report.summary import Kernel, Summary, Total
+from gpuir.report.table import Column, Drawing, Heading, Notes, Part, Report, Table
 from gpuir.report.units import percent, quantity, rate
 from gpuir.targets.host import load_host
 from gpuir.targets.profile import Profile, load_profile
@@ -45,6 +46,7 @@ NOT_MEASURED = {  # words of `Cost.unseen`, where they are not "this" dtype or s
 NAME_WIDTH = 22  # a layer's name gets at least so much room before columns are dropped
 GAP = 2
 WAITS = "waits"  # a column of the comparison
+NARROWEST = 8  # characters of a column that is cut
 LEAST_SHARE = 0.005  # of the time: modules below are not listed
 LEAST_GAIN = 0.01  # of the time: causes below are not listed
 GONE = {"host": "the host"}  # of causes, where the word alone does not read well
@@ -66,7 +68,7 @@ class Layout:
 
 
 @dataclass(frozen=True)
-class Column:
+class KernelColumn:
     """A column of the kernel table. `keep` ranks it: when room is short, the lowest goes first."""
 
     title: str
@@ -119,39 +121,97 @@ class Page:
         rows: Sequence[Sequence[str]],
         drop: Sequence[str] = (),
     ) -> None:
-        """Rows under bold titles; a column is its title and whether it is set to the right. What
-        does not fit is cut from the last column, and never from another; before that, the columns
-        called `drop` go, in that order."""
+        """Rows of text under titles, each set to the right or not; the columns `drop` go first."""
+        order = {title: i for i, title in enumerate(drop, 1)}
+        self.grid(
+            [Column(title, "x" * right, drop=order.get(title, 0)) for title, right in columns], rows
+        )
+
+    def grid(self, columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> None:
+        """Cells under bold titles; `Column` says what goes or is cut where room is short."""
         kept = list(columns)
-        cells = [[title for title, _ in kept], *([printable(c) for c in row] for row in rows)]
-        for title in drop:
-            if self._least(cells) <= self.width:
-                break
-            i = next(i for i, (name, _) in enumerate(kept) if name == title)
-            for row in (kept, *cells):
-                del row[i]
+        cells = [[c.title or "" for c in kept], *([printable(x) for x in row] for row in rows)]
         widths = [max(map(cell_width, column)) for column in zip(*cells, strict=True)]
-        room = self.width - sum(widths[:-1]) - GAP * (len(kept) - 1)
-        widths[-1] = min(widths[-1], max(room, len(kept[-1][0]), 8))
+        while sum(_least(kept, widths)) > self._room(kept):
+            going = [(c.drop, i) for i, c in enumerate(kept) if c.drop]
+            if not going:
+                break
+            for row in (kept, widths, *cells):
+                del row[min(going)[1]]
+        widths = _fitted(kept, widths, self._room(kept))
         for j, row in enumerate(cells):
             parts: list[str] = []
-            for text, width, (_, right) in zip(row, widths, kept, strict=True):
-                text = cut(text, width)
+            for text, width, c in zip(row, widths, kept, strict=True):
+                text = elided(text, width) if c.elided else cut(text, width)
                 pad = " " * (width - cell_width(text))
                 style = "bold" if j == 0 else text if text in STYLES else ""
                 text = self.styled(text, style)
-                parts.append(pad + text if right else text + pad)
+                parts.append(pad + text if c.unit else text + pad)
             self._lines.append((" " * GAP).join(parts).rstrip())
 
-    def _least(self, cells: Sequence[Sequence[str]]) -> int:
-        """Columns that a table takes when its last one is cut as far as it may be."""
-        widths = [max(map(cell_width, column)) for column in zip(*cells, strict=True)]
-        return (
-            sum(widths[:-1]) + GAP * (len(widths) - 1) + min(widths[-1], max(len(cells[0][-1]), 8))
-        )
+    def _room(self, columns: Sequence[Column]) -> int:
+        return self.width - GAP * (len(columns) - 1)
+
+    def part(self, part: Part) -> None:
+        """A part of a report."""
+        match part:
+            case Heading():
+                self.heading(part.text)
+                if part.remark:
+                    self.line(part.remark, "dim")
+            case Notes():
+                if part.title:
+                    self.line(part.title, "bold")
+                for label, text in part.lines:
+                    self.wrapped(label, text, part.margin)
+            case Drawing():
+                if part.title:
+                    self.heading(part.title)
+                for line in part.lines:
+                    self.line(line)
+            case Table():
+                if part.caption:
+                    self.line(part.caption)
+                columns, rows = part.cells()
+                if rows:
+                    self.grid(columns, rows)
+                for line in part.more:
+                    self.line(line, "dim")
 
     def text(self) -> str:
         return "".join(f"{line}\n" for line in self._lines)
+
+
+def text(report: Report, layout: Layout) -> str:
+    """A report for a terminal: an empty line between its parts."""
+    page = Page(layout.width, layout.color)
+    for i, part in enumerate(report.parts()):
+        if i:
+            page.line()
+        page.part(part)
+    return page.text()
+
+
+def _least(columns: Sequence[Column], widths: Sequence[int], floor: int = 0) -> list[int]:
+    """How narrow columns may be for others to stay: what is cut is the last, and what is elided."""
+    last = len(columns) - 1
+    return [
+        min(width, max(len(c.title or ""), floor or c.least)) if c.elided or i == last else width
+        for i, (c, width) in enumerate(zip(columns, widths, strict=True))
+    ]
+
+
+def _fitted(columns: Sequence[Column], widths: Sequence[int], room: int) -> list[int]:
+    """The widths that columns get, the first of those that may be cut as much as it needs."""
+    found = _least(columns, widths)
+    if sum(found) > room:
+        found = _least(columns, widths, NARROWEST)
+    spare = max(room - sum(found), 0)
+    for i, width in enumerate(widths):
+        more = min(width - found[i], spare)
+        found[i] += more
+        spare -= more
+    return found
 
 
 def printable(text: str) -> str:
@@ -442,18 +502,18 @@ def _slowest(s: Summary, page: Page, layout: Layout) -> None:
     rows = groups[: layout.top]
     if not rows:
         return
-    columns: list[Column] = [
-        Column("time", 10, lambda x: quantity(x.time_s, "s")),
-        Column("share", 10, lambda x: percent(x.time_s, s.latency_s)),
-        Column("runs", 7, lambda x: f"x{x.runs:,}" if x.runs != 1 else ""),
-        Column("each", 1, lambda x: quantity(x.one.cost.time_s, "s") if x.runs != 1 else ""),
-        Column("kernel", 9, lambda x: x.one.kind, right=False),
-        Column("bound", 8, lambda x: x.one.cost.bound, right=False),
-        Column("peak", 6, lambda x: _or_blank(x.one.peak_share, percent)),
-        Column("80 %", 5, lambda x: spread(x.one)),
-        Column("waves", 4, lambda x: _or_blank(x.one.cost.fact("waves"), _short)),
-        Column("occup", 3, lambda x: _or_blank(x.one.cost.fact("occupancy"), percent)),
-        Column("tile", 2, lambda x: tile_text(x.one), right=False),
+    columns: list[KernelColumn] = [
+        KernelColumn("time", 10, lambda x: quantity(x.time_s, "s")),
+        KernelColumn("share", 10, lambda x: percent(x.time_s, s.latency_s)),
+        KernelColumn("runs", 7, lambda x: f"x{x.runs:,}" if x.runs != 1 else ""),
+        KernelColumn("each", 1, lambda x: quantity(x.one.cost.time_s, "s") if x.runs != 1 else ""),
+        KernelColumn("kernel", 9, lambda x: x.one.kind, right=False),
+        KernelColumn("bound", 8, lambda x: x.one.cost.bound, right=False),
+        KernelColumn("peak", 6, lambda x: _or_blank(x.one.peak_share, percent)),
+        KernelColumn("80 %", 5, lambda x: spread(x.one)),
+        KernelColumn("waves", 4, lambda x: _or_blank(x.one.cost.fact("waves"), _short)),
+        KernelColumn("occup", 3, lambda x: _or_blank(x.one.cost.fact("occupancy"), percent)),
+        KernelColumn("tile", 2, lambda x: tile_text(x.one), right=False),
     ]
     columns = [c for c in columns if any(c.cell(x) for x in rows)]
     names = [layer(x) for x in rows]
@@ -474,7 +534,7 @@ def _slowest(s: Summary, page: Page, layout: Layout) -> None:
         page.line(f"{count:,} more take {quantity(time, 's')}, {share}: see --top", "dim")
 
 
-def _width(column: Column, rows: Sequence[Alike]) -> int:
+def _width(column: KernelColumn, rows: Sequence[Alike]) -> int:
     return max(len(column.title), *(len(column.cell(x)) for x in rows))
 
 

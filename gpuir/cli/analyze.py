@@ -21,7 +21,8 @@ from gpuir.cli.output import emit, layout, warn
 @options.costing
 @click.option(
     "--format",
-    default="table",
+    default="text",
+    callback=options.renamed,
     show_default=True,
     help=f"{listed()}.",
 )
@@ -72,7 +73,7 @@ def command(**given: Any) -> None:
 
     loaded = load_modules(given["modules"])
     if given["crossover"]:
-        emit(crossover.text_of(given, loaded), given["output"])
+        crossover.show_crossover(given, loaded)
         return
     backend = find_backend(given["format"], loaded.backends)
     warnings: list[str] = []
@@ -91,7 +92,7 @@ def command(**given: Any) -> None:
         text = backend(summaries, shape)
     if not isinstance(text, str | bytes | Folder):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise PluginError(f"the format {given['format']!r} returns no text", found=repr(text))
-    if given["format"] != "table" or given["output"]:
+    if given["format"] != "text" or given["output"]:
         for warning in warnings:
             warn(warning)
     emit(text, given["output"])

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpuir.cli.lowering import analyze
 from gpuir.cli.modules import Loaded
-from gpuir.cli.output import layout, warn
+from gpuir.cli.output import show, warn
 
 if TYPE_CHECKING:
     from gpuir.ir.graph import Graph
@@ -17,19 +17,17 @@ if TYPE_CHECKING:
 MOST = 1 << 16
 
 
-def text_of(given: dict[str, Any], loaded: Loaded) -> str:
+def show_crossover(given: dict[str, Any], loaded: Loaded) -> None:
     """The search as `--format` wants it."""
-    from gpuir.backends.crossing import crossing_json, crossing_text
+    from gpuir.backends.crossing import crossing_report
+    from gpuir.backends.table import FORMATS
     from gpuir.ir.errors import UsageError
 
-    if given["format"] not in ("table", "json"):
+    if given["format"] not in FORMATS:
         raise UsageError(
-            f"--crossover has no format {given['format']}", fix="--format table or --format json"
+            f"--crossover has no format {given['format']}", expected=", ".join(FORMATS)
         )
-    found = search(given, loaded)
-    if given["format"] == "json":
-        return crossing_json(found)
-    return crossing_text(found, layout(given["width"], given["output"]))
+    show(crossing_report(search(given, loaded)), given)
 
 
 def search(given: dict[str, Any], loaded: Loaded) -> list[Crossing]:

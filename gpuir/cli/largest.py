@@ -9,7 +9,7 @@ import click
 from gpuir.cli import options
 from gpuir.cli.lowering import Kernels
 from gpuir.cli.modules import Loaded, load_modules
-from gpuir.cli.output import emit, layout, warn
+from gpuir.cli.output import show, warn
 
 if TYPE_CHECKING:
     from gpuir.report.searches import LargestFit
@@ -29,7 +29,7 @@ SIZE = click.IntRange(1, options.MOST_EXTENT)
 @options.profile
 @options.pipeline
 @options.settings
-@click.option("--format", type=click.Choice(["table", "json"]), default="table", show_default=True)
+@options.formats()
 @options.width
 @options.output
 @options.load_modules
@@ -42,12 +42,10 @@ def command(**given: Any) -> None:
     gpuir largest model.onnx --target a100 --dim batch --dims seq=512
     gpuir largest model.onnx --target a100,h100-sxm,l4 --dim seq --dims batch=1
     """
-    from gpuir.backends.largest import largest_json, largest_text
+    from gpuir.backends.largest import largest_report
 
     found = search(given, load_modules(given["modules"]))
-    shape = layout(given["width"], given["output"])
-    text = largest_json(found) if given["format"] == "json" else largest_text(found, shape)
-    emit(text, given["output"])
+    show(largest_report(found), given)
     if any(f.search.value is None for f in found):
         raise click.exceptions.Exit(1)
 

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import click
 
-from gpuir.cli.output import check_ahead, listen, warn
+from gpuir.backends.table import FOLDERS, FORMATS
+from gpuir.cli.output import check_ahead, check_binary, listen, warn
 
 if TYPE_CHECKING:
     import gpuir
@@ -431,14 +432,32 @@ width = click.option(
 )
 
 
+def renamed(_: click.Context, __: click.Parameter, format: str) -> str:
+    """The name of a format: `table` is an older one of `text`."""
+    return "text" if format == "table" else format
+
+
+def formats(*others: str, help: str | None = None) -> Callable[[F], F]:
+    """How the answer is written: as every command can, or in a form of this command's own."""
+    names = (*FORMATS, *others)
+    return click.option(
+        "--format",
+        type=click.Choice([*names, "table"]),
+        callback=renamed,
+        default="text",
+        show_default=True,
+        metavar=f"[{'|'.join(names)}]",
+        help=help,
+    )
+
+
 def output(f: F) -> F:
     """Where the result goes; that it cannot go there is said before the work."""
 
     @wraps(f)
     def checked(**given: Any) -> Any:
-        from gpuir.backends.table import FOLDERS
-
         check_ahead(given["output"], folder=given.get("format") in FOLDERS)
+        check_binary(given.get("format"), given["output"])
         return f(**given)
 
     text = "Write to this file, all of it or nothing."

@@ -7,16 +7,17 @@ import os
 import shutil
 import stat
 import sys
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import click
 
 if TYPE_CHECKING:
     from gpuir.backends.terminal import Layout
     from gpuir.files import Folder
+    from gpuir.report.table import Report
 
 PIPED_WIDTH = 120  # columns
 ELSEWHERE = "name one elsewhere"
@@ -49,6 +50,22 @@ def emit(text: str | bytes | Folder, path: str | None = None) -> None:
     except OSError as error:
         sys.stdout = None  # Python would try once more at exit
         raise UsageError("cannot write to stdout", found=str(error.strerror)) from error
+
+
+def show(report: Report, given: Mapping[str, Any]) -> None:
+    """A report as `--format` says, to where `--output` says."""
+    from gpuir.backends.table import FORMATS
+
+    shape = layout(given["width"], given["output"])
+    emit(FORMATS[given["format"]](report, shape), given["output"])
+
+
+def check_binary(format: str | None, path: str | None) -> None:
+    """UsageError for bytes that would go to a terminal."""
+    if format == "parquet" and path in (None, "-") and sys.stdout and sys.stdout.isatty():
+        from gpuir.ir.errors import UsageError
+
+        raise UsageError("parquet is not text, and stdout is a terminal", fix="-o FILE.parquet")
 
 
 def write(path: str, text: str | bytes) -> None:

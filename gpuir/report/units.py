@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from math import floor, isfinite, log10
+from typing import Any
 
 PREFIXES = {
     -4: "p",
@@ -57,6 +58,38 @@ def plain(value: float) -> str:
     if value == int(value) and abs(value) < 1e15:
         return f"{int(value):,}"
     return f"{value:.4g}"
+
+
+def in_unit(value: Any, unit: str, digits: int = 3) -> str:
+    """A value as a cell of a table. `unit` is one of `quantity`, or `%` (of a share of one), `1/s`,
+    `usd`, `count`, `x` (a multiple, none for 1), `number` (of so many digits); words have none."""
+    match unit:
+        case "":
+            return str(value)
+        case "%":
+            return percent(value)
+        case "1/s":
+            return rate(value)
+        case "usd":
+            return usd(value)
+        case "count":
+            return f"{value:,}"
+        case "x":
+            return f"x{value:,}" if value != 1 else ""
+        case "number":
+            return significant(value, digits)
+        case _:
+            return quantity(value, unit, digits)
+
+
+def share(part: float, whole: float) -> float | None:
+    """The part of a whole, for a column in `%`; of nothing None."""
+    return part / whole if whole else None
+
+
+def usd(value: float) -> str:
+    """`$0.0123`, `$12.30`: two digits behind the point, or three that count."""
+    return f"${value:,.2f}" if value >= 1 else f"${value:#.3g}"
 
 
 def rate(value: float) -> str:

@@ -338,7 +338,7 @@ def test_a_name_of_megabytes_is_few_lines():
     assert "memory" in page.text() and ": weights" in page.text().replace("y", "")
 
 
-@pytest.mark.parametrize("form", ["table", "json", "html", "trace"])
+@pytest.mark.parametrize("form", ["text", "json", "html", "trace"])
 def test_modules_within_modules_have_a_bound(graph: Graph, form: str):
     """Each is listed with all above it: 3 MB of slashes took more than 6 GB."""
     paths = ("m.onnx:" + "a/" * 2000 + end for end in ("b/MatMul", "Add"))
@@ -406,7 +406,7 @@ def test_csv_holds_names_of_any_kind_and_no_formula(s: Summary, name: str, cell:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("form", ["table", "csv", "html", "roofline"])
+@pytest.mark.parametrize("form", ["text", "csv", "html", "roofline"])
 def test_what_cannot_be_seen_in_a_name_is_not_written(s: Summary, form: str):
     pytest.importorskip({"html": "plotly", "roofline": "matplotlib"}.get(form, "csv"))
     hostile = "a\x1b]0;b\x07\x00\u202e\x9b"

@@ -491,7 +491,7 @@ def test_a_broken_plugin_spoils_only_itself(folder: Path):
         (("mlp.gir", "--target", "a100", "--dims", "n=2"), "dims cannot be given for IR text"),
         (("mlp.gir", "--target", "a100", "--dims", "n"), "'n' is not like NAME=8,NAME=128"),
         (("mlp.gir", "--target", "a100", "--input", "x=1x-3"), "is not like NAME=1x3x224x224"),
-        (("mlp.gir", "--target", "a100", "--format", "tabel"), "did you mean table"),
+        (("mlp.gir", "--target", "a100", "--format", "texd"), "did you mean text"),
         (("mlp.gir", "--target", "a100", "--predictor", "tile@77"), "no predictor 'tile@77'"),
         (("mlp.gir", "--target", "a100", "--set", "smss=1"), "did you mean"),
         (("mlp.gir", "--target", "a100", "--schedule", "no.sched"), "no.sched"),

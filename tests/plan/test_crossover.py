@@ -133,7 +133,7 @@ def test_it_begins_where_dims_says():
     ("args", "says"),
     [
         (("--dims", "seq=64", "--crossover", "bath"), "did you mean batch"),
-        (("--dims", "seq=64", "--crossover", "batch", "--format", "csv"), "no format csv"),
+        (("--dims", "seq=64", "--crossover", "batch", "--format", "ir"), "no format ir"),
     ],
 )
 def test_what_cannot_be_searched_is_said(args: tuple[str, ...], says: str):
