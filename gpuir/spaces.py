@@ -6,7 +6,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from functools import cache, lru_cache
 from pathlib import Path
@@ -27,8 +27,8 @@ from gpuir.plan.space.answers import Answer, Held, answers_on, cost_table, unfit
 from gpuir.plan.space.engines import Engine
 from gpuir.plan.space.program import Program, keys_of, program_of, read, written
 from gpuir.plan.space.space import OWN, Column, Job, Plan, Space
-from gpuir.plan.space.store import Store, digest
 from gpuir.stacks.table import pipeline
+from gpuir.store import Store, digest, version
 from gpuir.targets.load import load_target
 from gpuir.targets.profile import default_profile, load_profile
 from gpuir.targets.target import Target, walk
@@ -333,13 +333,6 @@ def _text(plan: Plan) -> str:
     return str(p) if p.microbatches == 1 else f"{p}, microbatches={p.microbatches}"
 
 
-@cache
-def version() -> str:
-    from importlib.metadata import version as of
-
-    return of("gpuir")
-
-
 def latencies(
     graphs: Iterable[Graph],
     targets: Sequence[str],
@@ -451,7 +444,8 @@ class Sweep:
         with ExitStack() as stack:
             stack.enter_context(self._lock())
             self._check()
-            self.store = stack.enter_context(closing(Store(self.kept, self.versions)))
+            self.store = stack.enter_context(Store(self.kept))
+            self._check_store()
             self.open = stack.pop_all()
         return self
 
@@ -535,6 +529,18 @@ class Sweep:
             text = json.dumps(self.identity, indent=1)
             write_whole(manifest, text.encode())
 
+    def _check_store(self) -> None:
+        """UsageError where the store has programs and costs of other versions."""
+        found = self.store.rests_on("space", self.versions)
+        if found != self.versions:
+            raise UsageError(
+                "the store was made by another version",
+                where=self.kept,
+                expected=_listed(self.versions),
+                found=_listed(found),
+                fix="use another --store, or delete the file: gpuir can compute its content again",
+            )
+
     def run(self, engine: Engine, advance: Callable[[int], None] = lambda n: None) -> Done:
         """Computes what is missing; `advance` is told of points that are there."""
         there = 0
@@ -568,11 +574,13 @@ class Sweep:
                 numbers = range(part.column, part.column + part.columns)
                 columns = [self.space.column(i) for i in numbers]
                 devices[part] = digest(*(self._device(c) for c in columns))
-                known = self.store.costs(keys, devices[part])
+                query = f"select work, parts from costs where devices = '{devices[part]}' and work"
+                known = dict(self.store.among(query, keys))
                 yield part, (block, columns, numbers, self.space.columns, known, self.space)
 
         for part, (data, costs) in engine.each(ran, tasks()):
-            self.store.keep_costs(devices.pop(part), costs)
+            on = devices.pop(part)
+            self.store.put("costs", ((work, on, blob) for work, blob in costs.items()))
             write_whole(self.folder / part.name, data)
             advance(part.points)
 
@@ -590,12 +598,13 @@ class Sweep:
         }
         wanted = [(j, v, target) for j in jobs for v, target in variants[j.profile].items()]
         keys = {(job, variant): self._key(job, variant) for job, variant, _ in wanted}
-        found = self.store.programs(list(keys.values()))
+        query = "select key, text from programs where key"
+        found = dict(self.store.among(query, list(keys.values())))
         missing = [x for x in wanted if keys[x[0], x[1]] not in found]
         chunks = (missing[i : i + LOWERED] for i in range(0, len(missing), LOWERED))
         for some, texts in engine.each(lowered, ((tuple(c), (c, self.loading)) for c in chunks)):
             new = {keys[j, v]: text for (j, v, _), text in zip(some, texts, strict=True)}
-            self.store.keep_programs(new)
+            self.store.put("programs", new.items())
             found |= new
         return tuple({v: found[keys[job, v]] for v in variants[job.profile]} for job in jobs)
 
@@ -649,6 +658,10 @@ def _weights() -> str:
     from importlib.resources import files
 
     return digest(files("gpuir.cost").joinpath("weights", "tile2.json").read_text())
+
+
+def _listed(versions: Mapping[str, str]) -> str:
+    return ", ".join(f"{name} {value}" for name, value in versions.items())
 
 
 def _short(value: Any) -> str:

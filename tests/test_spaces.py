@@ -20,6 +20,7 @@ from gpuir.ir.errors import GpuirError, UsageError
 from gpuir.plan.space.engines import find_engine
 from gpuir.plan.space.space import read_space
 from gpuir.spaces import MANIFEST, Sweep
+from gpuir.store import Store
 from gpuir.targets.profile import under
 
 ENCODER = Path(__file__).parent / "encoder.onnx"
@@ -221,6 +222,16 @@ def test_a_store_is_shared_and_gives_the_same_numbers(tmp_path):
             sweep.run(engine)
     (a,), (b,) = (list((tmp_path / name).glob("part-*")) for name in ("a", "b"))
     assert a.read_bytes() == b.read_bytes()
+
+
+def test_a_store_of_another_version_is_refused(tmp_path):
+    path = written(tmp_path, SMALL.format(batches=[1]).partition("[hardware]")[0])
+    with Store(tmp_path / "store.sqlite") as store:
+        assert store.rests_on("space", {"predictor": "tile@1"}) == {"predictor": "tile@1"}
+    with pytest.raises(UsageError, match="the store was made by another version") as caught:
+        begun(path, tmp_path / "out", tmp_path / "store.sqlite").__enter__()
+    assert caught.value.found == "predictor tile@1" and "predictor tile@2" in caught.value.expected
+    assert "another --store, or delete" in caught.value.fix
 
 
 def test_two_sweeps_do_not_share_a_folder(tmp_path):

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from gpuir.cli import options
-from gpuir.cli.kept import Kept, decides
+from gpuir.cli.kept import decides, earlier
 from gpuir.cli.lowering import once
 from gpuir.cli.modules import load_modules
 from gpuir.cli.output import check_ahead, emit, layout, note, warn
@@ -16,7 +17,7 @@ from gpuir.cli.simulate import few_cut
 
 if TYPE_CHECKING:
     from gpuir.ir.graph import Graph
-    from gpuir.plan.parallel import Choice, Model
+    from gpuir.plan.parallel import Choice, Model, Tried
     from gpuir.simulate.step import Step
     from gpuir.targets.cluster import Cluster
     from gpuir.targets.prices import Price
@@ -92,18 +93,19 @@ def command(**given: Any) -> None:
 
     \b
     gpuir plan hf:config.json --cluster 8xdgx-h100 --dims batch=256,seq=4096 --train \\
-        --optimizer adamw --autocast bf16 --resume plan.jsonl
+        --optimizer adamw --autocast bf16 --resume plan.db
     gpuir plan model.onnx --cluster dgx-a100 --dims batch=64 --train --optimizer adamw
     """
     from gpuir.backends.plan import chosen, forms, json_text, report
     from gpuir.ir.phases import is_training
     from gpuir.plan.degrees import choices_of, left_out
-    from gpuir.plan.parallel import search
+    from gpuir.plan.parallel import search, written
+    from gpuir.store import Store
     from gpuir.targets.cluster import load_cluster
 
-    check_ahead(given["output"])
+    for name in ("output", "resume"):
+        check_ahead(given[name])
     forms(given["format"])
-    kept = Kept(given["resume"])
     machine = load_cluster(given["cluster"])
     price = _price(machine, _prices(given, machine))
     warnings: list[str] = []
@@ -123,21 +125,23 @@ def command(**given: Any) -> None:
         degrees["zero"] = (0,)
     choices = choices_of(whole, model, degrees, again)
     warnings += left_out(model, degrees)
-    if given["resume"]:
-        kept.open(given, decides(whole, machine, given, graphs.loaded))
 
     def simulate(choice: Choice) -> Step:
         note(f"{choice}")
         return graphs.step(choice)
 
-    found = search(
-        choices,
-        model,
-        simulate,
-        exhaustive=given["exhaustive"],
-        known=kept.known,
-        done=kept.add,
-    )
+    with Store(given["resume"]) if given["resume"] else nullcontext() as store:
+        known: dict[str, Tried] = {}
+        if store is not None:
+            known = earlier(store, given, decides(whole, machine, given, graphs.loaded))
+
+        def keep(tried: Tried) -> None:
+            if store is not None:
+                store.put("plans", [(str(tried.choice), written(tried))])
+
+        found = search(
+            choices, model, simulate, exhaustive=given["exhaustive"], known=known, done=keep
+        )
     little = {x.choice.parallel.tp: x.tp_shared for x in found.best[: given["best"]]}
     warnings += [few_cut(tp, x) for tp, x in sorted(little.items()) if x and x.is_little]
     for text in warnings:

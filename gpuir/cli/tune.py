@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from gpuir.ir.graph import Graph
     from gpuir.targets.target import Target
     from gpuir.tune.groupings import Groupings
-    from gpuir.tune.store import Store
+    from gpuir.tune.results import Results
     from gpuir.tune.tasks import How, Measure, Task, Tuned, Tuning
 
 MOST_TRIES = 1 << 30
@@ -130,8 +130,8 @@ def run(given: dict[str, Any]) -> Tuning:
     from gpuir.ir.errors import UsageError
     from gpuir.targets.profile import profile_of
     from gpuir.tune.measure import command_of
+    from gpuir.tune.results import Results
     from gpuir.tune.search import check_search
-    from gpuir.tune.store import Store
     from gpuir.tune.tasks import How, Tuning
 
     if given["forget"] and not given["store"]:
@@ -156,7 +156,7 @@ def run(given: dict[str, Any]) -> Tuning:
         warn(text)
     tasks = tasks_of(graph, target)[: given["kernels"]]
     measure = _measure(words, given["timeout"]) if words else None
-    with Store(given["store"]) if given["store"] else nullcontext() as store:
+    with Results(given["store"]) if given["store"] else nullcontext() as store:
         if store is not None:
             _say_others(store, given["forget"])
         found = _tuned(tasks, target, how, store, measure)
@@ -240,7 +240,7 @@ def tasks_of(graph: Graph, target: Target) -> list[Task]:
 
 
 def _tuned(
-    tasks: Sequence[Task], target: Target, how: How, store: Store | None, measure: Measure | None
+    tasks: Sequence[Task], target: Target, how: How, store: Results | None, measure: Measure | None
 ) -> list[Tuned]:
     from gpuir.tune.observe import Observed
     from gpuir.tune.tasks import remembered, tune
@@ -267,7 +267,7 @@ def _measure(words: Sequence[str], timeout_s: float) -> Measure:
     return measure
 
 
-def _say_others(store: Store, forget: bool) -> None:
+def _say_others(store: Results, forget: bool) -> None:
     """Of predictions by other versions of the predictor: they are not used."""
     if forget:
         store.forget_others()

@@ -326,20 +326,19 @@ def _tried(choice: Choice, simulate: Callable[[Choice], Step]) -> Tried:
 # ---- a search that goes on ---------------------------------------------------------------------
 
 
-def line_of(tried: Tried) -> str:
-    """A choice that was simulated, as a line of JSON."""
+def written(tried: Tried) -> str:
+    """A choice that was simulated, as JSON."""
     record = asdict(tried)
     record["time_s"] = None if tried.time_s == inf else tried.time_s
-    return json.dumps({"name": str(tried.choice), **record}) + "\n"
+    return json.dumps(record)
 
 
-def read_lines(text: str, where: str, first: int = 1) -> dict[str, Tried]:
-    """What an earlier search has simulated, by name, from that line of a file on."""
+def read(texts: Mapping[str, str], where: str) -> dict[str, Tried]:
+    """What an earlier search has simulated, by name, from what it wrote into a file."""
     found: dict[str, Tried] = {}
-    for number, line in enumerate(text.splitlines(), first):
+    for name, text in texts.items():
         try:
-            raw: dict[str, Any] = json.loads(line)
-            name = raw.pop("name")
+            raw: dict[str, Any] = json.loads(text)
             choice = raw.pop("choice")
             interval = raw.pop("interval")
             time_s = raw.pop("time_s")
@@ -357,9 +356,9 @@ def read_lines(text: str, where: str, first: int = 1) -> dict[str, Tried]:
                 raise ValueError
         except (ValueError, KeyError, TypeError, AttributeError, UsageError) as error:
             raise UsageError(
-                "the line does not come from an earlier search",
-                where=f"{where}:{number}",
-                found=line[:60],
-                fix="delete this line, or use another file",
+                f"the plan {name!r} does not come from an earlier search",
+                where=where,
+                found=text[:60],
+                fix="use another file, or delete this one",
             ) from error
     return found

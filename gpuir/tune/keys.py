@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
 from dataclasses import MISSING, fields, is_dataclass
 from typing import Any, cast
@@ -14,6 +13,7 @@ from gpuir.cost.work import Work
 from gpuir.ir.errors import UsageError
 from gpuir.ir.notes import BY_OPERAND, Tile
 from gpuir.ir.types import DType
+from gpuir.store import digest
 from gpuir.targets.target import Target
 
 # Of a target, what no prediction goes by.
@@ -23,7 +23,7 @@ WORDS = ("name", "title", "aliases", "notes", "sources", "discrepancies", "base"
 def kernel_key(work: Work) -> str:
     """A hash of all that a kernel does. It stays when a later version of gpuir tells kernels apart
     by more, if this one has the default there."""
-    return _hashed(_text(work))
+    return digest(_text(work))[:16]
 
 
 def kernel_text(work: Work) -> str:
@@ -41,11 +41,7 @@ def columns_in(text: str) -> tuple[str, dict[str, float]]:
 def target_key(target: Target) -> str:
     """A hash of a target's numbers, and of the device whose constants it has."""
     numbers = {f.name: getattr(target, f.name) for f in fields(target) if f.name not in WORDS}
-    return _hashed(_text({**numbers, "device": target.device}))
-
-
-def _hashed(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
+    return digest(_text({**numbers, "device": target.device}))[:16]
 
 
 def _text(value: Any) -> str:

@@ -14,9 +14,9 @@ from gpuir.tune.groupings import Groupings
 from gpuir.tune.kernels import Kernel
 from gpuir.tune.keys import columns_in, kernel_key, target_key
 from gpuir.tune.observe import Observation, Observed
+from gpuir.tune.results import Results
 from gpuir.tune.search import Ranking, search
 from gpuir.tune.space import Ranked, device_of, ranked
-from gpuir.tune.store import Store
 
 Measure = Callable[["Task", Ranked], "float | str"]  # seconds, or why there are none
 LEAST_GAIN = 0.01  # of the library's time: less is no gain to speak of
@@ -98,7 +98,7 @@ def tune(
     task: Task,
     model: Observed,
     how: How,
-    store: Store | None = None,
+    store: Results | None = None,
     measure: Measure | None = None,
     said: Callable[[str], None] = lambda text: None,
 ) -> tuple[Tuned, Observed]:
@@ -145,7 +145,7 @@ def _search(kernel: Kernel, how: How, model: Observed) -> Ranking:
     return search(kernel, by=how.by, tries=how.tries, wide=how.wide, predict=model.predict)
 
 
-def _measured(store: Store, kernel: Kernel) -> tuple[dict[Tile, float], dict[Tile, str]]:
+def _measured(store: Results, kernel: Kernel) -> tuple[dict[Tile, float], dict[Tile, str]]:
     """What a store has of a kernel: seconds of tiles, and why others of its tiles are not legal by
     this version of the predictor."""
     device = device_of(kernel, "")
@@ -163,7 +163,7 @@ def _with_measured(
     return tuple(sorted((*ranking.best, *more), key=lambda x: x.time_s))
 
 
-def remembered(store: Store, tasks: Sequence[Task], target: Target) -> Observed:
+def remembered(store: Results, tasks: Sequence[Task], target: Target) -> Observed:
     """The model that knows what a store has of a target: of the kernels of these tasks whoever
     predicted them, of others what this version of the predictor did."""
     model = Observed(target)

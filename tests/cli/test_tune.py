@@ -18,7 +18,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from gpuir.cli.main import main
-from gpuir.tune.store import Store
+from gpuir.tune.results import Results
 
 ROOT = Path(__file__).parents[2]
 # Two products that the tile model and the generated one see alike, a softmax and a map.
@@ -240,7 +240,7 @@ def test_a_tile_that_is_not_legal_any_more(folder: Path):
 
 
 def test_a_store_of_another_predictor(folder: Path):
-    with Store("s.db", "generated@0"):
+    with Results("s.db", "generated@0"):
         pass
     with closing(sqlite3.connect("s.db")) as db:
         db.execute(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import sqlite3
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -144,7 +146,7 @@ def run(*args: str) -> Result:
         (("--ep", "2"), "remove --ep"),
         (("--price", "a100-sxm-80gb=-3"), "gpuir: --price a100-sxm-80gb=-3: the price of an hour"),
         (("--price", "h100-sxm=3"), "--price a100-sxm-80gb=3, or remove it"),
-        (("--resume", "gone/plan.jsonl"), "mkdir -p gone"),
+        (("--resume", "gone/plan.db"), "mkdir -p gone"),
         (("--predictor", "tiles"), "did you mean tile?"),
         (("--dims", "batch=0"), "--dims batch=1"),
     ],
@@ -161,17 +163,26 @@ def test_zero_is_refused_without_training():
 
 
 def test_a_search_goes_on_from_its_file(tmp_path: Path):
-    kept = tmp_path / "plan.jsonl"
+    kept = tmp_path / "plan.db"
     first = run("--resume", str(kept), "--format", "json")
     assert first.exit_code == 0, first.output
-    text = kept.read_text()
-    lines = text.splitlines()
-    assert json.loads(first.stdout)["simulated"] == len(lines) - 1 > 0
+    plans = rows(kept)
+    assert json.loads(first.stdout)["simulated"] == len(plans) > 0
     assert run("--format", "json").stdout == first.stdout
-    kept.write_text("\n".join(lines[:-1]) + "\n" + lines[-1][:30])  # stopped while writing
+    with closing(sqlite3.connect(kept)) as db:  # as if stopped before the last
+        db.execute("delete from plans where name = ?", plans[-1][:1])
+        db.commit()
     again = run("--resume", str(kept), "--format", "json")
-    assert again.stdout == first.stdout and kept.read_text() == text
+    assert again.stdout == first.stdout and rows(kept) == plans
     assert "by an earlier search" in run("--resume", str(kept)).stdout
+    (tmp_path / "notes.txt").write_text("no store, but long enough to have a head" * 10)
+    refused = run("--resume", str(tmp_path / "notes.txt"))
+    assert refused.exit_code == 2 and "gpuir cannot use the store" in refused.stderr
+
+
+def rows(path: Path) -> list[tuple[str, str]]:
+    with closing(sqlite3.connect(path)) as db:
+        return db.execute("select name, plan from plans order by rowid").fetchall()
 
 
 @pytest.mark.parametrize(
@@ -186,7 +197,7 @@ def test_a_search_goes_on_from_its_file(tmp_path: Path):
 )
 def test_a_search_of_something_else_does_not_go_on(kept: Path, args, expected: str, found: str):
     (kept.parent / "my.toml").write_text(SLOW)
-    refused = run("--resume", "plan.jsonl", *args)
+    refused = run("--resume", "plan.db", *args)
     assert refused.exit_code == 2, refused.output
     assert f"  expected: {expected}\n  found:    {found}\n  fix:      --resume" in refused.stderr
 
@@ -200,17 +211,19 @@ def test_a_search_of_something_else_does_not_go_on(kept: Path, args, expected: s
         (r'"why": .*', ""),
     ],
 )
-def test_a_line_that_was_changed_is_refused(kept: Path, what: str, by: str):
-    (kept.parent / "bad.jsonl").write_text(re.sub(what, by, kept.read_text()))
-    refused = run("--resume", "bad.jsonl")
-    assert (
-        refused.exit_code == 2
-        and "bad.jsonl:2: the line does not come from an earlier" in refused.stderr
-    )
+def test_a_plan_that_was_changed_is_refused(kept: Path, what: str, by: str):
+    (kept.parent / "bad.db").write_bytes(kept.read_bytes())
+    with closing(sqlite3.connect("bad.db")) as db:
+        (name, text), *_ = rows(kept)
+        db.execute("update plans set plan = ? where name = ?", (re.sub(what, by, text), name))
+        db.commit()
+    refused = run("--resume", "bad.db")
+    assert refused.exit_code == 2
+    assert f"bad.db: the plan '{name}' does not come from an earlier search" in refused.stderr
 
 
 def test_an_edited_cluster_is_another(kept: Path):
-    own = ("--cluster", "my.toml", "--resume", "own.jsonl")
+    own = ("--cluster", "my.toml", "--resume", "own.db")
     (kept.parent / "my.toml").write_text(SLOW.replace("5e9", "300e9"))
     assert run(*own).exit_code == 0
     (kept.parent / "my.toml").write_text(SLOW)
@@ -229,7 +242,7 @@ domain.bytes_per_s = 5e9
 
 @pytest.fixture(scope="module")
 def searched(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("searched") / "plan.jsonl"
+    path = tmp_path_factory.mktemp("searched") / "plan.db"
     assert run("--resume", str(path)).exit_code == 0
     return path
 

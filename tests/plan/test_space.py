@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 
 import gpuir
-from gpuir.ir.errors import GpuirError, UsageError
+from gpuir.ir.errors import GpuirError
 from gpuir.plan.space.space import read_space, space_of
-from gpuir.plan.space.store import Store
 from gpuir.simulate.parallel import Parallel
 
 ENCODER = str(Path(__file__).parents[1] / "encoder.onnx")
@@ -109,27 +108,3 @@ def test_what_is_wrong_is_said_with_its_place(name):
         space_of(raw, "space.toml")
     assert message in str(caught.value)
     assert caught.value.fix or caught.value.expected or caught.value.found
-
-
-def test_a_store_of_another_version_is_refused(tmp_path):
-    path = tmp_path / "store.sqlite"
-    store = Store(path, {"predictor": "tile@1"})
-    store.keep_programs({"key": "text"})
-    store.keep_costs("devices", {"work": b"parts"})
-    store.close()
-    again = Store(path, {"predictor": "tile@1"})
-    assert again.programs(["key", "other"]) == {"key": "text"}
-    assert again.costs(["work"], "devices") == {"work": b"parts"}
-    assert not again.costs(["work"], "others")
-    again.close()
-    with pytest.raises(UsageError) as caught:
-        Store(path, {"predictor": "tile@2"})
-    assert caught.value.found == "schema 1, predictor tile@1"
-    assert "another --store, or delete" in caught.value.fix
-
-
-def test_a_file_that_is_no_store_is_refused(tmp_path):
-    path = tmp_path / "store.sqlite"
-    path.write_text("not a database, but long enough to be told from an empty one" * 20)
-    with pytest.raises(UsageError, match="cannot use the store"):
-        Store(path, {})

@@ -18,10 +18,10 @@ from gpuir.ir.notes import Cost
 from gpuir.ir.types import DTYPES, DType, tf32
 from gpuir.ops import kernel as k
 from gpuir.passes.annotate import FREE
-from gpuir.plan.space.store import digest
 from gpuir.simulate.layout import Event, Layout, Part, layout_of
 from gpuir.simulate.many import Call, Sizes, is_straight
 from gpuir.simulate.timeline import Launch, copied, is_decoding, steps
+from gpuir.store import digest
 from gpuir.targets.profile import profile_of
 from gpuir.targets.support import dtypes_of, nodes_refused, reason, without_kernel
 

@@ -1,4 +1,4 @@
-"""A store of results: what it keeps, for whom, and what a killed process leaves."""
+"""Results in a store: what it keeps, for whom, and what a killed process leaves."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from gpuir.cost.generated import BY
 from gpuir.ir.errors import UsageError
 from gpuir.ir.notes import Tile
 from gpuir.tune.keys import kernel_key, kernel_text, target_key, tile_in
+from gpuir.tune.results import Results
 from gpuir.tune.search import search
 from gpuir.tune.space import ranked
-from gpuir.tune.store import Store
 from gpuir.tune.tasks import remembered
 
 GEMM = gpuir.kernel("gemm", target="h100-sxm", m=1024, n=1024, k=512)
@@ -29,10 +29,10 @@ GEMM = gpuir.kernel("gemm", target="h100-sxm", m=1024, n=1024, k=512)
 WRITER = """
 import sys, gpuir
 from gpuir.tune.space import Ranked
-from gpuir.tune.store import Store
+from gpuir.tune.results import Results
 path, first, count = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
 kernel = gpuir.kernel("gemm", target="h100-sxm", m=1024, n=1024, k=512)
-with Store(path) as store:
+with Results(path) as store:
     for i in range(first, first + count):
         tile = gpuir.Tile((("m", i), ("n", 64), ("k", 32)))
         store.keep_measured(kernel, Ranked(tile, 1e-5, (1e-6, 1e-4)), i * 1e-6)
@@ -46,16 +46,16 @@ def writer(path: Path, first: int, count: int) -> subprocess.Popen[str]:
 
 
 def measured(path: Path) -> dict[int, float]:
-    with Store(path) as store:
+    with Results(path) as store:
         return {tile["m"]: seconds for tile, seconds in store.measured(GEMM).items()}
 
 
 def test_a_ranking_comes_back(tmp_path: Path):
     found = search(GEMM, tries=100)
-    with Store(tmp_path / "s.db") as store:
+    with Results(tmp_path / "s.db") as store:
         assert store.ranking(GEMM, "a") is None
         store.keep_ranking(GEMM, "a", found)
-    with Store(tmp_path / "s.db") as store:
+    with Results(tmp_path / "s.db") as store:
         assert store.ranking(GEMM, "a") == found
         assert store.ranking(GEMM, "b") is None
         other = gpuir.kernel("gemm", target="h100-sxm", m=1024, n=1024, k=1024)
@@ -66,7 +66,7 @@ def test_another_target_is_another_row_and_another_name_is_not(tmp_path: Path):
     tile = search(GEMM).best[0]
     faster = gpuir.load_target("h100-sxm+dram.bytes_per_s=4e12")
     renamed = replace(GEMM.target, name="mine", title="Mine", base=GEMM.target.device)
-    with Store(tmp_path / "s.db") as store:
+    with Results(tmp_path / "s.db") as store:
         store.keep_measured(GEMM, tile, 2e-5)
         assert store.measured(replace(GEMM, target=renamed)) == {tile.tile: 2e-5}
         assert store.measured(replace(GEMM, target=faster)) == {}
@@ -74,7 +74,7 @@ def test_another_target_is_another_row_and_another_name_is_not(tmp_path: Path):
 
 def test_a_measurement_stays_when_its_tile_is_predicted_again(tmp_path: Path):
     found = search(GEMM, tries=10)
-    with Store(tmp_path / "s.db") as store:
+    with Results(tmp_path / "s.db") as store:
         store.keep_measured(GEMM, found.best[2], 2e-5)
         store.keep_ranking(GEMM, "a", found)
         assert store.measured(GEMM) == {found.best[2].tile: 2e-5}
@@ -84,10 +84,10 @@ def test_a_measurement_stays_when_its_tile_is_predicted_again(tmp_path: Path):
 
 def test_predictions_of_another_version_are_left_alone(tmp_path: Path):
     found = search(GEMM, tries=10)
-    with Store(tmp_path / "s.db", "generated@0") as old:
+    with Results(tmp_path / "s.db", "generated@0") as old:
         old.keep_ranking(GEMM, "a", found)
         old.keep_measured(GEMM, found.best[0], 2e-5)
-    with Store(tmp_path / "s.db") as store:
+    with Results(tmp_path / "s.db") as store:
         assert store.predictor == BY and store.others() == {"generated@0": 10}
         assert store.ranking(GEMM, "a") is None and store.results(target_key(GEMM.target)) == []
         assert store.measured(GEMM) == {found.best[0].tile: 2e-5}  # whoever predicted it
@@ -99,7 +99,7 @@ def test_predictions_of_another_version_are_left_alone(tmp_path: Path):
 def test_what_a_store_remembers_is_what_was_observed(tmp_path: Path):
     rows = gpuir.kernel("rows", target="h100-sxm", rows=4096, columns=768)
     model = gpuir.Observed(GEMM.target)
-    with Store(tmp_path / "s.db") as store:
+    with Results(tmp_path / "s.db") as store:
         for kernel, seconds in ((GEMM, 2e-5), (rows, 9e-6)):
             tile = search(kernel).best[0].tile
             store.keep_measured(kernel, ranked(kernel, tile), seconds)
@@ -155,23 +155,3 @@ def test_tiles_are_read_back():
         Tile(()),
     ):
         assert tile_in(tile.settings) == tile
-
-
-def test_what_is_wrong_is_said(tmp_path: Path):
-    (tmp_path / "text.db").write_text("no database, but long enough to have a head" * 10)
-    with pytest.raises(UsageError, match=r"text\.db: gpuir cannot use the store"):
-        Store(tmp_path / "text.db")
-    with pytest.raises(UsageError, match="use a file in a folder in which you can write"):
-        Store(tmp_path / "none" / "s.db")
-    with closing(sqlite3.connect(tmp_path / "other.db")) as other:
-        other.execute("create table mine (x)")
-        other.commit()
-    with pytest.raises(UsageError, match="the file is a database of another program"):
-        Store(tmp_path / "other.db")
-    with Store(tmp_path / "later.db"):
-        pass
-    with closing(sqlite3.connect(tmp_path / "later.db")) as later:
-        later.execute("pragma user_version = 99")
-        later.commit()
-    with pytest.raises(UsageError, match="later version of gpuir"):
-        Store(tmp_path / "later.db")
