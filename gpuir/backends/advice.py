@@ -1,64 +1,55 @@
-"""Advice for people and for programs."""
+"""Advice: what to change, and what each change comes to."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from operator import attrgetter
 from typing import Any
 
-from gpuir.backends.structured import json_text, record
-from gpuir.backends.sweep import usd
-from gpuir.backends.terminal import Layout, Page, fits_text
+from gpuir.backends.structured import record
+from gpuir.backends.terminal import fits_text
 from gpuir.plan.advise import LEAST_GAIN, Advice, Money, Trial
 from gpuir.plan.changes import Change, Setup
 from gpuir.plan.outcome import Outcome
-from gpuir.report.units import percent, quantity, rate
-
-SCHEMA = "gpuir.advice/1"
+from gpuir.report.table import Column, Heading, Notes, Part, Report, Table, fields
+from gpuir.report.units import percent, quantity, rate, usd
 
 # What a user writes to make one setup of another, in the words of whoever asked for advice.
 Flags = Callable[[Setup, Setup], Sequence[str]]
 
 
-def advice_text(r: Advice, layout: Layout, flags: Flags) -> str:
+def advice_report(r: Advice, flags: Flags) -> Report:
+    """JSON is described in docs/guide/advise.md; programs have a row for each change tried."""
+    return Report(
+        "gpuir.advice/1",
+        lambda: _parts(r, flags),
+        lambda: _fields(r, flags),
+        lambda: list(_tried(r, flags).values()),
+    )
+
+
+def _parts(r: Advice, flags: Flags) -> Iterator[Part]:
     """What helps, the most first, then several at once, then other GPUs, then what was in vain."""
-    page = Page(layout.width, layout.color)
     now = r.before
     title = now.target.title or now.target.name
-    page.heading(f"{now.graph.name} on {title} ({now.target.name})")
-    page.line()
-    page.wrapped("now", f"{_run(now)}, profile {now.timeline.profile.name}")
+    yield Heading(f"{now.graph.name} on {title} ({now.target.name})")
+    yield Notes(list(_now(r)))
+    if r.advice:
+        named = _named(r)
+        yield _table(r, named)
+        yield Notes(list(_how(r, named, flags)), max(len(name) for name, _ in named) + 2)
+    yield Notes(list(_others(r)))
+
+
+def _now(r: Advice) -> Iterator[tuple[str, str]]:
+    now = r.before
+    yield "now", f"{_run(now)}, profile {now.timeline.profile.name}"
     others = [x.before for x in (*r.advice, *r.together, *r.rest) if x.before is not now]
     if others:
-        took = (
-            f"by gpuir's derivatives, {_run(others[0])}: what saves is of that where it needs them"
-        )
-        page.wrapped("backward", took)
+        took = f"by gpuir's derivatives, {_run(others[0])}"
+        yield "backward", f"{took}: what saves is of that where it needs them"
     if now.memory.fits is False:
-        page.wrapped(
-            "fits", f"{fits_text(now.memory)}; `gpuir largest` finds the largest that does"
-        )
-    page.line()
-    if r.advice:
-        _table(r, page)
-        page.line()
-        shown: list[Change] = []
-        for name, x in _named(r):
-            page.wrapped(name, " ".join(flags(r.setup, x.setup)), _margin(r))
-            if x.changes[-1] not in shown:
-                shown.append(x.changes[-1])
-                page.wrapped("", x.changes[-1].costs, _margin(r))
-        page.line()
-        sure = "larger than the prediction's error, in what differs between both runs"
-        page.wrapped("sure", sure)
-    else:
-        page.line(f"nothing found that gains {percent(LEAST_GAIN)}")
-    if r.faster:
-        page.wrapped("faster", _gpu(r, r.faster))
-    if r.cheaper:
-        page.wrapped("cheaper", _gpu(r, r.cheaper))
-    for why, texts in _in_vain(r).items():
-        page.wrapped(why, "; ".join(texts))
-    return page.text()
+        yield "fits", f"{fits_text(now.memory)}; `gpuir largest` finds the largest that does"
 
 
 def _named(r: Advice) -> list[tuple[str, Trial]]:
@@ -69,29 +60,53 @@ def _named(r: Advice) -> list[tuple[str, Trial]]:
     return [(" + ".join(numbers[id(change)] for change in x.changes), x) for x in both]
 
 
-def _margin(r: Advice) -> int:
-    return max(len(name) for name, _ in _named(r)) + 2
+def _table(r: Advice, named: Sequence[tuple[str, Trial]]) -> Table:
+    def after(title: str, unit: str, of: str, drop: int = 0) -> Column:
+        read = attrgetter(f"after.{of}")
+        return Column(title, unit, value=lambda x: read(x[1]), drop=drop)
+
+    unfit = "; does not fit yet"
+    return Table(
+        [x for x in named if x[1].after is not None],
+        (
+            Column("", "", value=lambda x: x[0]),
+            Column("saves", "%", value=lambda x: x[1].gain),
+            after("a run", "s", "latency_s"),
+            after("items/s" if r.before.items > 1 else "runs/s", "1/s", "items_per_s"),
+            after("memory", "bytes", "memory.reserved_bytes", 1),
+            Column("sure", value=lambda x: "yes" if x[1].is_certain else "no"),
+            Column(
+                "change", value=lambda x: _what(x[1]) + unfit * (x[1].after.memory.fits is False)
+            ),
+        ),
+    )
 
 
-def _table(r: Advice, page: Page) -> None:
-    per = "items" if r.before.items > 1 else "runs"
-    columns = [("", False), ("saves", True), ("a run", True), (f"{per}/s", True)]
-    columns += [("memory", True), ("sure", False), ("change", False)]
-    rows = [
-        [
-            name,
-            percent(x.gain),
-            quantity(x.after.latency_s, "s"),
-            rate(x.after.items_per_s),
-            quantity(x.after.memory.reserved_bytes, "bytes"),
-            "yes" if x.is_certain else "no",
-            " + ".join(change.what for change in x.changes)
-            + ("; does not fit yet" if x.after.memory.fits is False else ""),
-        ]
-        for name, x in _named(r)
-        if x.after is not None
-    ]
-    page.table(columns, rows, drop=("memory",))
+def _what(x: Trial) -> str:
+    return " + ".join(change.what for change in x.changes)
+
+
+def _how(r: Advice, named: Sequence[tuple[str, Trial]], flags: Flags) -> Iterator[tuple[str, str]]:
+    """The options that make each change, and once what it costs."""
+    said: list[Change] = []
+    for name, x in named:
+        yield name, " ".join(flags(r.setup, x.setup))
+        if x.changes[-1] not in said:
+            said.append(x.changes[-1])
+            yield "", x.changes[-1].costs
+
+
+def _others(r: Advice) -> Iterator[tuple[str, str]]:
+    if r.advice:
+        yield "sure", "larger than the prediction's error, in what differs between both runs"
+    else:
+        yield "change", f"nothing found that gains {percent(LEAST_GAIN)}"
+    if r.faster:
+        yield "faster", _gpu(r, r.faster)
+    if r.cheaper:
+        yield "cheaper", _gpu(r, r.cheaper)
+    for why, texts in _in_vain(r).items():
+        yield why, "; ".join(texts)
 
 
 def _run(run: Outcome) -> str:
@@ -146,38 +161,57 @@ def _in_vain(r: Advice) -> dict[str, list[str]]:
 # ---------------------------------------------------------------------------- for programs
 
 
-def advice_json(r: Advice, flags: Flags) -> str:
-    """`{"schema": "gpuir.advice/1", ...}`, as docs/guide/advise.md describes it."""
-    return json_text(
-        SCHEMA,
-        model=r.before.graph.name,
-        target=r.before.target.name,
-        profile=r.before.timeline.profile.name,
-        setup=r.setup,
-        before=_run_record(r.before),
-        advice=[_record(r, x, flags) for x in r.advice],
-        together=[_record(r, x, flags) for x in r.together],
-        faster=r.faster and _record(r, r.faster, flags),
-        cheaper=r.cheaper and _record(r, r.cheaper, flags),
-        rest=[_record(r, x, flags) for x in r.rest],
+def _tried(r: Advice, flags: Flags) -> dict[str, Table]:
+    """The trials by the list that they are in, a row each."""
+    lists = {
+        "advice": r.advice,
+        "together": r.together,
+        "faster": [r.faster] if r.faster else [],
+        "cheaper": [r.cheaper] if r.cheaper else [],
+        "rest": r.rest,
+    }
+    head = {
+        "model": r.before.graph.name,
+        "target": r.before.target.name,
+        "profile": r.before.timeline.profile.name,
+    }
+    return {
+        name: Table(trials, _columns(r, flags), {**head, "list": name})
+        for name, trials in lists.items()
+    }
+
+
+def _columns(r: Advice, flags: Flags) -> tuple[Column, ...]:
+    def money(field: str, i: int, of: str) -> Column:
+        return Column(field=field, value=lambda x: (m := x.money(r.prices)) and getattr(m[i], of))
+
+    return (
+        Column(field="change", value=_what),
+        *fields("gain refusal"),
+        Column(field="changes", value=lambda x: [record(c, "kind what costs") for c in x.changes]),
+        Column(field="options", value=lambda x: list(flags(r.setup, x.setup))),
+        Column(field="beyond_error", value=lambda x: x.is_certain),
+        Column(field="before_s", value=lambda x: x.before.latency_s),
+        Column(field="after", value=lambda x: x.after and _run_record(x.after)),
+        money("usd_per_million", 1, "usd_per_million"),
+        money("before_usd_per_million", 0, "usd_per_million"),
+        money("price", 1, "price"),
+        money("before_price", 0, "price"),
     )
 
 
-def _record(r: Advice, x: Trial, flags: Flags) -> dict[str, Any]:
-    money = x.money(r.prices)
-    return record(
-        x,
-        "gain refusal",
-        changes=[record(c, "kind what costs") for c in x.changes],
-        options=flags(r.setup, x.setup),
-        beyond_error=x.is_certain,
-        before_s=x.before.latency_s,
-        after=x.after and _run_record(x.after),
-        usd_per_million=money and money[1].usd_per_million,
-        before_usd_per_million=money and money[0].usd_per_million,
-        price=money and money[1].price,
-        before_price=money and money[0].price,
-    )
+def _fields(r: Advice, flags: Flags) -> dict[str, Any]:
+    tried = {name: table.records() for name, table in _tried(r, flags).items()}
+    return {
+        "model": r.before.graph.name,
+        "target": r.before.target.name,
+        "profile": r.before.timeline.profile.name,
+        "setup": r.setup,
+        "before": _run_record(r.before),
+        **tried,
+        "faster": next(iter(tried["faster"]), None),
+        "cheaper": next(iter(tried["cheaper"]), None),
+    }
 
 
 def _run_record(run: Outcome) -> dict[str, Any]:

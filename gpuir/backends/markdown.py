@@ -35,11 +35,8 @@ def _lines(part: Part) -> Iterator[str]:
                 if not part.margin:
                     yield escaped(text)
                 else:
-                    yield (
-                        f"- **{escaped(label)}**: {escaped(text)}"
-                        if label
-                        else f"- {escaped(text)}"
-                    )
+                    head = f"- **{escaped(label)}**: " if label else "  - "
+                    yield head + escaped(text)
         case Drawing():
             if part.title:
                 yield from (f"**{escaped(part.title)}**", "")

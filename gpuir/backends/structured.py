@@ -27,12 +27,18 @@ def to_csv(report: Report, _: Layout) -> str:
 
 def flat_rows(report: Report) -> list[dict[str, Any]]:
     """The rows of a report's tables, each with what all rows of its table share, as cells."""
-    return [
-        {**table.context, **{name: x for c in named for name, x in _cells(c, row)}}
+    rows = [
+        {**table.context, **dict(x for c in named for x in _cells(c, row))}
         for table in report.tables()
         for named in [[c for c in table.columns if c.field]]
         for row in table.rows
     ]
+    names = {name for row in rows for name in row}
+    parts = {name.rpartition(".")[0] for name in names}
+    for name in names & parts:  # a record that a row does not have
+        for row in rows:
+            row.pop(name, None)
+    return rows
 
 
 def _cells(c: Column, row: object) -> Iterator[tuple[str, Any]]:
@@ -48,8 +54,9 @@ def _flat(name: str, value: Any) -> Iterator[tuple[str, Any]]:
     """A value as cells: of an interval the ends `low_s` and `high_s`, of a record its fields behind
     its name and a point, of a list its words. A list of records has no place in a row."""
     match value:
-        case _ if name in ("interval", "interval_s"):
-            yield from zip(("low_s", "high_s"), value or (None, None), strict=True)
+        case _ if name.endswith(("interval", "interval_s")):
+            head = name.rpartition("interval")[0]
+            yield from zip((f"{head}low_s", f"{head}high_s"), value or (None, None), strict=True)
         case dict():
             for inner, x in cast(dict[str, Any], value).items():
                 yield from _flat(f"{name}.{inner}", x)

@@ -1,66 +1,60 @@
-"""A sweep for people and for programs: tables, CSV, JSON."""
+"""A sweep: a table each for a few series, a line each for many, and who wins."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
-from gpuir.backends.structured import csv_text, json_text, record
-from gpuir.backends.terminal import Layout, Page, to_fit_text
+from gpuir.backends.structured import record
+from gpuir.backends.terminal import to_fit_text
 from gpuir.plan.sweep import Dims, Point, Series, Sweep
-from gpuir.report.units import percent, quantity, rate
+from gpuir.report.table import Column, Heading, Notes, Part, Report, Table, fields
+from gpuir.report.units import percent, quantity, rate, share, usd
 
-SCHEMA = "gpuir.sweep/1"
 DETAILED = 6  # series, up to which each has a table of its own
 
 
-def sweep_text(s: Sweep, layout: Layout) -> str:
-    """A table each for a few series, one line each for many, and who wins."""
-    page = Page(layout.width, layout.color)
+def sweep_report(s: Sweep) -> Report:
+    """JSON is described in docs/guide/sweep.md; programs have a row for each run."""
+    return Report("gpuir.sweep/1", lambda: _parts(s), lambda: _fields(s), lambda: [_points(s)])
+
+
+def _parts(s: Sweep) -> Iterator[Part]:
     if (p := s.nearest) is not None:
         short = quantity(p.reserved_bytes - p.available_bytes, "bytes")
-        page.heading(f"nothing fits: the nearest is {_where(s, p)}, {short} short")
-        page.wrapped("to fit", to_fit_text(s.to_fit))
-        page.line()
+        yield Heading(f"nothing fits: the nearest is {_where(s, p)}, {short} short")
+        yield Notes([("to fit", to_fit_text(s.to_fit))])
     if len(s.series) <= DETAILED:
         for series in s.series:
-            _series(s, series, page)
+            yield from _series(s, series)
     else:
-        _overview(s, page)
-    _verdict(s, page)
-    return page.text()
+        yield from _overview(s)
+    if lines := list(_verdict(s)):
+        yield Notes(lines)
 
 
-# ---------------------------------------------------------------------------- tables
+def _series(s: Sweep, x: Series) -> Iterator[Part]:
+    price = dict(s.prices).get(x.target)
+    paid = f"{usd(price.usd_per_hour)} an hour ({price})" if price else ""
+    yield Heading(f"{s.model} on {_name(x)}", paid)
+    sized = [Column(f"x {x.dim}", "1/s", value=x.rate)] if x.counts_sizes else []
+    priced = [Column(f"per million {unit(s)}", "usd", "usd_per_million")] if price else []
+    yield Table(
+        x.points,
+        (
+            Column(x.dim, "count", value=x.size),
+            Column("latency", "s", "latency_s"),
+            Column(f"{unit(s)}/s", "1/s", "items_per_s"),
+            *sized,
+            Column("device", "%", value=lambda p: share(p.device_s, p.latency_s), drop=1),
+            Column("memory", "bytes", "reserved_bytes", drop=2),
+            *priced,
+            Column("", value=lambda p: ", ".join(_notes(x, p))),
+        ),
+    )
 
 
-def _series(s: Sweep, series: Series, page: Page) -> None:
-    price = dict(s.prices).get(series.target)
-    page.heading(f"{s.model} on {_name(series)}")
-    if price:
-        page.line(f"{usd(price.usd_per_hour)} an hour ({price})", "dim")
-    page.line()
-    columns = [(t, True) for t in (series.dim, "latency", f"{unit(s)}/s")]
-    columns += [(f"x {series.dim}", True)] if series.counts_sizes else []
-    columns += [("device", True), ("memory", True)]
-    columns += [(f"per million {unit(s)}", True)] if price else []
-    columns.append(("", False))
-    rows: list[list[str]] = []
-    for p in series.points:
-        row = [
-            f"{series.size(p):,}",
-            quantity(p.latency_s, "s"),
-            rate(p.items_per_s),
-        ]
-        row += [rate(series.rate(p))] if series.counts_sizes else []
-        row += [percent(p.device_s, p.latency_s), quantity(p.reserved_bytes, "bytes")]
-        row += [usd(p.usd_per_million or 0)] if price else []
-        rows.append([*row, ", ".join(_notes(s, series, p))])
-    page.table(columns, rows, drop=("device", "memory"))
-    page.line()
-
-
-def _notes(s: Sweep, series: Series, p: Point) -> Iterable[str]:
+def _notes(series: Series, p: Point) -> Iterable[str]:
     """What there is to say of one size."""
     if p is series.best:
         yield "best"
@@ -73,64 +67,72 @@ def _notes(s: Sweep, series: Series, p: Point) -> Iterable[str]:
         yield "does not fit"
 
 
-def _overview(s: Sweep, page: Page) -> None:
+def _overview(s: Sweep) -> Iterator[Part]:
     """A line a series, the fastest first."""
     found = sorted(s.series, key=lambda x: -x.best.items_per_s if x.best else 0.0)
-    dim = s.axes[0][0]
-    priced = bool(s.prices)
-    columns = [("target", False), ("profile", False)]
-    columns += [(name, True) for name, _ in s.axes[1:]]
-    columns += [(f"best {dim}", True), ("latency", True), (f"{unit(s)}/s", True)]
-    columns += [("per million", True)] if priced else []
-    columns += [("no fit from", True), ("device-bound from", True), ("slower than the last", False)]
-    rows: list[list[str]] = []
-    for x in found:
-        best = x.best
-        row = [x.target, x.profile, *(f"{n:,}" for _, n in x.others)]
-        row += (
-            [f"{x.size(best):,}", quantity(best.latency_s, "s"), rate(best.items_per_s)]
-            if best
-            else ["-", "-", "-"]
-        )
-        if priced:
-            cost = best.usd_per_million if best else None
-            row.append("-" if cost is None else usd(cost))
-        row += [f"{x.size(p):,}" if p else "-" for p in (x.unfit, x.busy)]
-        rows.append([*row, ", ".join(f"{x.size(b):,}" for _, b in x.cliffs)])
-    page.heading(f"{s.model}: {dim} {', '.join(f'{n:,}' for n in s.axes[0][1])}")
-    page.line()
+    dim, sizes = s.axes[0]
     one = len({x.profile for x in found}) == 1  # else a row is not told from its neighbour
-    last = "profile" if one else "no fit from"
-    page.table(columns, rows, drop=("slower than the last", "device-bound from", last))
-    page.line()
+    yield Heading(f"{s.model}: {dim} {', '.join(f'{n:,}' for n in sizes)}")
+
+    def size(title: str, of: str, drop: int = 0) -> Column:
+        return Column(
+            title, "count", value=lambda x: (p := getattr(x, of)) and x.size(p), drop=drop
+        )
+
+    def best(title: str, unit: str, of: str) -> Column:
+        return Column(title, unit, value=lambda x: x.best and getattr(x.best, of))
+
+    yield Table(
+        found,
+        (
+            Column("target", "", "target"),
+            Column("profile", "", "profile", drop=3 * one),
+            *(
+                Column(name, "count", value=lambda x, name=name: dict(x.others)[name])
+                for name, _ in s.axes[1:]
+            ),
+            size(f"best {dim}", "best"),
+            best("latency", "s", "latency_s"),
+            best(f"{unit(s)}/s", "1/s", "items_per_s"),
+            *([best("per million", "usd", "usd_per_million")] if s.prices else []),
+            size("no fit from", "unfit", 3 * (not one)),
+            size("device-bound from", "busy", 2),
+            Column(
+                "slower than the last",
+                value=lambda x: ", ".join(f"{x.size(b):,}" for _, b in x.cliffs),
+                drop=1,
+            ),
+        ),
+    )
 
 
-def _verdict(s: Sweep, page: Page) -> None:
+def _verdict(s: Sweep) -> Iterator[tuple[str, str]]:
     if (p := s.fastest) is not None:
-        page.wrapped("fastest", f"{_where(s, p)}: {rate(p.items_per_s)} {unit(s)}/s")
+        yield "fastest", f"{_where(s, p)}: {rate(p.items_per_s)} {unit(s)}/s"
     if (p := s.cheapest) is not None and p.usd_per_million is not None:
         text = f"{_where(s, p)}: {usd(p.usd_per_million)} per million {unit(s)}"
         if s.apart:
             others = ", ".join(f"{name} ({price.kind})" for name, price in s.apart)
             text += f"; not compared, for a price of another kind: {others}"
-        page.wrapped("cheapest", text)
+        yield "cheapest", text
     for dims, why in s.refused:
-        page.wrapped("refused", f"{_dims(dims)}: {why}")
-    whose: dict[tuple[str, str], list[str]] = {}
-    for target, profile, why in s.unsupported:
-        whose.setdefault((profile, why), []).append(target)
-    for (profile, why), names in whose.items():
-        page.wrapped("refused", f"{profile} on {', '.join(names)}: {why}")
-    strange: dict[str, list[str]] = {}
-    for target, text in s.elsewhere:
-        strange.setdefault(text, []).append(target)
-    for text, names in strange.items():
-        page.wrapped("assumed", f"{', '.join(names)}: {text}")
-    lists: dict[str, list[str]] = {}
-    for name, price in s.prices:
-        lists.setdefault(str(price), []).append(f"{name} {usd(price.usd_per_hour)}/h")
-    for source, names in lists.items():
-        page.wrapped("prices", f"{source}: {', '.join(names)}")
+        yield "refused", f"{_dims(dims)}: {why}"
+    of = _grouped((f"{profile} on ", why, target) for target, profile, why in s.unsupported)
+    for (profile, why), names in of:
+        yield "refused", f"{profile}{names}: {why}"
+    for (_, text), names in _grouped(("", text, target) for target, text in s.elsewhere):
+        yield "assumed", f"{names}: {text}"
+    paid = (("", str(price), f"{name} {usd(price.usd_per_hour)}/h") for name, price in s.prices)
+    for (_, source), names in _grouped(paid):
+        yield "prices", f"{source}: {names}"
+
+
+def _grouped(said: Iterable[tuple[str, str, str]]) -> Iterator[tuple[tuple[str, str], str]]:
+    """What is said of several, with the names of all of them."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for *what, name in said:
+        found.setdefault((what[0], what[1]), []).append(name)
+    return ((what, ", ".join(names)) for what, names in found.items())
 
 
 def _where(s: Sweep, p: Point) -> str:
@@ -152,60 +154,47 @@ def unit(s: Sweep) -> str:
     return "runs" if all(p.items == 1 for p in s.points) else "items"
 
 
-def usd(value: float) -> str:
-    """`$0.0123`, `$12.30`: two digits behind the point, or three that count."""
-    return f"${value:,.2f}" if value >= 1 else f"${value:#.3g}"
-
-
 # ---------------------------------------------------------------------------- for programs
 
 
-def sweep_csv(s: Sweep) -> str:
-    """A row a run; times in seconds, prices in US dollars."""
+def _points(s: Sweep, *points: Point) -> Table:
+    """These runs, or all of them."""
     best = {id(x.best) for x in s.series}
-    columns = ["model", "target", "profile", *(name for name, _ in s.axes), "items", "latency_s"]
-    columns += ["low_s", "high_s", "device_s", "items_per_s", "host_bound", "peak_bytes"]
-    columns += ["reserved_bytes", "available_bytes", "fits", "usd_per_hour", "usd_per_million"]
-    return csv_text([*columns, "best"], (_row(s, p, id(p) in best) for p in s.points))
+    return Table(
+        points or s.points,
+        (
+            *fields("target profile"),
+            Column(field="dims", value=lambda p: dict(p.dims), inline=True),
+            *fields("items latency_s"),
+            Column(field="interval_s", value=lambda p: p.interval),
+            *fields("device_s items_per_s"),
+            Column(field="host_bound", value=lambda p: p.is_host_bound),
+            *fields("peak_bytes reserved_bytes available_bytes fits usd_per_hour usd_per_million"),
+            Column(field="best", value=lambda p: id(p) in best),
+        ),
+        {"model": s.model},
+    )
 
 
-def _row(s: Sweep, p: Point, is_best: bool) -> dict[str, Any]:
-    known = _record(p)
-    low, high = known.pop("interval_s") or (None, None)
-    flags = {"host_bound": int(p.is_host_bound), "fits": int(p.fits), "best": int(is_best)}
-    return {**known.pop("dims"), **known, **flags, "model": s.model, "low_s": low, "high_s": high}
+def _fields(s: Sweep) -> dict[str, Any]:
+    def one(p: Point | None) -> dict[str, Any] | None:
+        return p and _points(s, p).records()[0]
 
-
-def sweep_json(s: Sweep) -> str:
-    """`{"schema": "gpuir.sweep/1", ...}`, as docs/guide/sweep.md describes it."""
-    return json_text(
-        SCHEMA,
-        model=s.model,
-        axes=[{"dim": name, "values": values} for name, values in s.axes],
-        points=[_record(p) for p in s.points],
-        series=[_series_record(x) for x in s.series],
-        fastest=s.fastest and _record(s.fastest),
-        cheapest=s.cheapest and _record(s.cheapest),
-        to_fit=[record(x, "change option spare_bytes") for x in s.to_fit],
-        refused=[{"dims": dict(dims), "why": why} for dims, why in s.refused],
-        unsupported=[
-            {"target": target, "profile": profile, "why": why}
-            for target, profile, why in s.unsupported
+    return {
+        "model": s.model,
+        "axes": [{"dim": name, "values": values} for name, values in s.axes],
+        "points": _points(s).records(),
+        "series": [_series_record(x) for x in s.series],
+        "fastest": one(s.fastest),
+        "cheapest": one(s.cheapest),
+        "to_fit": s.to_fit,
+        "refused": [{"dims": dict(dims), "why": why} for dims, why in s.refused],
+        "unsupported": [
+            dict(zip(("target", "profile", "why"), x, strict=True)) for x in s.unsupported
         ],
-        elsewhere=[{"target": target, "text": text} for target, text in s.elsewhere],
-        prices=[record(price, target=name) for name, price in s.prices],
-    )
-
-
-def _record(p: Point) -> dict[str, Any]:
-    return record(
-        p,
-        "target profile items latency_s device_s items_per_s peak_bytes reserved_bytes"
-        " available_bytes fits usd_per_hour usd_per_million",
-        dims=dict(p.dims),
-        interval_s=p.interval,
-        host_bound=p.is_host_bound,
-    )
+        "elsewhere": [{"target": target, "text": text} for target, text in s.elsewhere],
+        "prices": [record(price, target=name) for name, price in s.prices],
+    }
 
 
 def _series_record(x: Series) -> dict[str, Any]:

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from gpuir.backends.picture import matplotlib, picture
-from gpuir.backends.sweep import unit, usd
+from gpuir.backends.sweep import unit
 from gpuir.plan.sweep import Point, Series, Sweep
-from gpuir.report.units import rate
+from gpuir.report.units import rate, usd
 
 LINES = 12  # of the series, the fastest: more cannot be told apart
 

@@ -12,7 +12,7 @@ import click
 from gpuir.cli import options
 from gpuir.cli.lowering import refuse_opaque
 from gpuir.cli.modules import Loaded, load_modules
-from gpuir.cli.output import emit, layout, progress, warn
+from gpuir.cli.output import progress, show, warn
 
 if TYPE_CHECKING:
     from gpuir.ir.graph import Graph
@@ -30,7 +30,8 @@ STEPS = 75  # of the bar: runs that a report usually takes
 @options.running
 @click.option("--only", help="Kinds of changes to try: batch,precision,stack.  [all]")
 @options.price
-@click.option("--json", "as_json", is_flag=True, help="For programs.")
+@options.formats()
+@options.as_json
 @options.width
 @options.output
 @options.load_modules
@@ -44,12 +45,10 @@ def command(**given: Any) -> None:
     gpuir advise hf:config.json --target l4 --dims batch=1,seq=512 --only precision,stack
     gpuir advise hf:config.json --target a100 --dims batch=8,seq=512 --train --optimizer adamw
     """
-    from gpuir.backends.advice import advice_json, advice_text
+    from gpuir.backends.advice import advice_report
 
     found = run(given, load_modules(given["modules"]))
-    shape = layout(given["width"], given["output"])
-    text = advice_json(found, flags) if given["as_json"] else advice_text(found, shape, flags)
-    emit(text, given["output"])
+    show(advice_report(found, flags), given)
 
 
 def run(given: dict[str, Any], loaded: Loaded) -> Advice:

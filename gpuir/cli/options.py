@@ -451,6 +451,19 @@ def formats(*others: str, help: str | None = None) -> Callable[[F], F]:
     )
 
 
+def as_json(f: F) -> F:
+    """`--json` is short for `--format json`."""
+
+    @wraps(f)
+    def named(**given: Any) -> Any:
+        if given.pop("as_json"):
+            given["format"] = "json"
+        return f(**given)
+
+    text = "Short for --format json."
+    return cast(F, click.option("--json", "as_json", is_flag=True, help=text)(named))
+
+
 def output(f: F) -> F:
     """Where the result goes; that it cannot go there is said before the work."""
 

@@ -13,7 +13,16 @@ import click
 from gpuir.cli import options
 from gpuir.cli.lowering import Kernels, once, refuse_opaque
 from gpuir.cli.modules import Loaded, load_modules
-from gpuir.cli.output import check_ahead, emit, layout, points_done, progress, warn, write
+from gpuir.cli.output import (
+    check_ahead,
+    check_binary,
+    emit,
+    points_done,
+    progress,
+    show,
+    warn,
+    write,
+)
 
 if TYPE_CHECKING:
     from gpuir.ir.graph import Graph
@@ -70,9 +79,7 @@ def _sizes(part: str) -> Iterable[int]:
 @options.loading
 @options.running
 @options.price
-@click.option(
-    "--format", type=click.Choice(["table", "csv", "json"]), default="table", show_default=True
-)
+@options.formats()
 @click.option("--plot", type=click.Path(), help="A picture too: FILE.png or FILE.svg.")
 @click.option("--engine", help="Who runs a space: local, or ray.  [local]")
 @click.option(
@@ -111,7 +118,7 @@ def command(**given: Any) -> None:
     gpuir sweep space.toml -o points
     gpuir sweep space.toml -o points --engine ray
     """
-    from gpuir.backends.sweep import sweep_csv, sweep_json, sweep_text
+    from gpuir.backends.sweep import sweep_report
     from gpuir.cli.fitting import fixes_of
     from gpuir.ir.errors import UsageError
 
@@ -123,6 +130,7 @@ def command(**given: Any) -> None:
             raise UsageError(f"--{name} is an option for design spaces", fix="give a SPACE.toml")
     plot = given["plot"]
     check_ahead(given["output"])
+    check_binary(given["format"], given["output"])
     if plot and not plot.endswith(PICTURES):
         raise UsageError(
             "--plot writes only PNG and SVG files", found=plot, fix="FILE.png or FILE.svg"
@@ -130,21 +138,15 @@ def command(**given: Any) -> None:
     check_ahead(plot)
     loaded = load_modules(given["modules"])
     found = run(given, loaded)
-    if (p := found.nearest) is not None and given["format"] != "csv":
+    if (p := found.nearest) is not None and given["format"] not in ("csv", "parquet"):
         files = {target.name: name for target, name in options.named_targets(given, loaded)}
         fixed = {"target": files[p.target], "profile": p.profile, "settings": ()}
         found = replace(found, to_fit=fixes_of({**given, **fixed}, loaded, dict(p.dims)))
-    texts = {
-        "table": lambda: sweep_text(found, layout(given["width"], given["output"])),
-        "csv": lambda: sweep_csv(found),
-        "json": lambda: sweep_json(found),
-    }
-    text = texts[given["format"]]()
     if plot:
         from gpuir.backends.sweep_plot import sweep_plot
 
         write(plot, sweep_plot(found, plot[-3:]))
-    emit(text, given["output"])
+    show(sweep_report(found), given)
     if found.nearest is not None:
         raise click.exceptions.Exit(1)
 

@@ -109,7 +109,7 @@ def test_parquet_has_types():
 
 def test_markdown_is_a_table_whatever_names_hold():
     text = written("markdown")
-    assert text.startswith("## m on x\n\nas \\\\ it is\n\n- **why**: one \\| two\n- three\n")
+    assert text.startswith("## m on x\n\nas \\\\ it is\n\n- **why**: one \\| two\n  - three\n")
     grid = [line for line in text.splitlines() if line.startswith("|")]
     assert grid[:2] == ["| time | size | share | layer |", "| --: | --: | --: | --- |"]
     assert all(len(re.findall(r"(?<!\\)\|", line)) == 5 for line in grid[:5])

@@ -1,0 +1,59 @@
+"""Every command that answers with a table has every format."""
+
+from __future__ import annotations
+
+import csv
+import json
+from io import StringIO
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from gpuir.backends.table import FORMATS
+from gpuir.cli.main import main
+
+pytestmark = pytest.mark.slow
+
+ENCODER = str(Path(__file__).parents[1] / "small_encoder.onnx")
+SHORT = ("--dims", "batch=2,seq=32", "--target", "a100")
+COMMANDS = {  # and a field that tells its rows apart
+    ("analyze", ENCODER, "--dims", "seq=32", "--target", "a100", "--crossover", "batch"): "value",
+    (
+        "largest",
+        ENCODER,
+        "--target",
+        "t4",
+        "--dim",
+        "batch",
+        "--max",
+        "4",
+        "--dims",
+        "seq=32",
+    ): "value",
+    ("sweep", ENCODER, *SHORT[2:], "--batch", "1,2", "--dims", "seq=32"): "batch",
+    ("advise", ENCODER, *SHORT, "--only", "stack,batch"): "change",
+}
+
+
+def written(command: tuple[str, ...], form: str, folder: Path) -> bytes:
+    path = folder / f"answer.{form}"
+    done = CliRunner().invoke(main, [*command, "--format", form, "-o", str(path)])
+    assert done.exit_code == 0, (done.output, done.exception)
+    return path.read_bytes()
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command[0])
+def test_every_format_has_the_answer(command: tuple[str, ...], tmp_path: Path):
+    made = {form: written(command, form, tmp_path) for form in FORMATS}
+    field = COMMANDS[command]
+    rows = list(csv.DictReader(StringIO(made["csv"].decode())))
+    assert rows and len({row[field] for row in rows}) > 1
+    assert json.loads(made["json"])["schema"].startswith("gpuir.")
+    assert made["markdown"].decode().count("| ---") + made["markdown"].decode().count("| --:")
+    assert b'<table class="plain">' in made["html"]
+    text = made["text"].decode()
+    assert written(command, "table", tmp_path).decode() == text  # its older name
+    parquet = pytest.importorskip("pyarrow.parquet", reason="pip install 'gpuir[sweep]'")
+    table = parquet.read_table(tmp_path / "answer.parquet")
+    assert table.num_rows == len(rows) and table.column_names == list(rows[0])
