@@ -300,6 +300,11 @@ class Emitter:
     def __call__(self, op: Op, name: str = "", fold: bool = True) -> Value:
         return self.add(op, (name,) if name else (), fold)[0]
 
+    def map(self, fn: str, *args: Any) -> Value:
+        """The scalar function `fn` of values; the numbers behind them are immediates."""
+        count = next((i for i, x in enumerate(args) if not isinstance(x, Value)), len(args))
+        return self(t.Map(fn, args[:count], args[count:]))
+
     def add(self, op: Op, names: Sequence[str] = (), fold: bool = True) -> tuple[Value, ...]:
         """Appends `op`, or folds it when every operand is known (unless `fold` is off: for
         dequantised weights, which stay quantised in memory)."""

@@ -48,7 +48,7 @@ def rnn_cell(
 ) -> tuple[Value, ...]:
     """H = f(x + H R)."""
     product = times(e, state[0], w.recurrent[0])
-    return (f[0](e(t.Map("add", (x, product))), e),)
+    return (f[0](e.map("add", x, product), e),)
 
 
 def lstm_cell(coupled: bool = False, order: str = "iofg") -> Cell:
@@ -64,25 +64,25 @@ def lstm_cell(coupled: bool = False, order: str = "iofg") -> Cell:
         """
         hidden, memory = state
         width = hidden.type.shape[-1]
-        gates = e(t.Map("add", (x, times(e, hidden, w.recurrent[0]))))
+        gates = e.map("add", x, times(e, hidden, w.recurrent[0]))
 
         def gate(name: str, peephole: int | None, c: Value) -> Value:
             g = part(gates, order.index(name), width, e)
             if not w.peepholes or peephole is None:
                 return g
-            look = e(t.Map("mul", (c, w.peepholes[peephole])))
-            return e(t.Map("add", (g, look)))
+            look = e.map("mul", c, w.peepholes[peephole])
+            return e.map("add", g, look)
 
         enter = f[0](gate("i", 0, memory), e)
         if coupled:
-            forget = e(t.Map("sub", (e.constant(1, enter.type.dtype), enter)))
+            forget = e.map("sub", e.constant(1, enter.type.dtype), enter)
         else:
             forget = f[0](gate("f", 2, memory), e)
         new = f[1](gate("g", None, memory), e)
-        kept, added = e(t.Map("mul", (forget, memory))), e(t.Map("mul", (enter, new)))
-        memory = e(t.Map("add", (kept, added)))
+        kept, added = e.map("mul", forget, memory), e.map("mul", enter, new)
+        memory = e.map("add", kept, added)
         leave = f[0](gate("o", 1, memory), e)
-        return e(t.Map("mul", (leave, f[2](memory, e)))), memory
+        return e.map("mul", leave, f[2](memory, e)), memory
 
     return cell
 
@@ -103,21 +103,21 @@ def gru_cell(reset_last: bool = True, order: str = "zr") -> Cell:
         width = hidden.type.shape[-1]
         product = times(e, hidden, w.recurrent[0])
         if w.recurrent_bias is not None:
-            product = e(t.Map("add", (product, w.recurrent_bias)))
+            product = e.map("add", product, w.recurrent_bias)
 
         def gate(name: str) -> Value:
             index = order.index(name)
-            pre = e(t.Map("add", (part(x, index, width, e), part(product, index, width, e))))
+            pre = e.map("add", part(x, index, width, e), part(product, index, width, e))
             return f[0](pre, e)
 
         update, reset = gate("z"), gate("r")
         if reset_last:
-            late = e(t.Map("mul", (reset, part(product, 2, width, e))))
+            late = e.map("mul", reset, part(product, 2, width, e))
         else:
-            late = times(e, e(t.Map("mul", (reset, hidden))), w.recurrent[1])
-        new = f[1](e(t.Map("add", (part(x, 2, width, e), late))), e)
-        change = e(t.Map("mul", (update, e(t.Map("sub", (hidden, new))))))
-        return (e(t.Map("add", (new, change))),)
+            late = times(e, e.map("mul", reset, hidden), w.recurrent[1])
+        new = f[1](e.map("add", part(x, 2, width, e), late), e)
+        change = e.map("mul", update, e.map("sub", hidden, new))
+        return (e.map("add", new, change),)
 
     return cell
 
@@ -146,10 +146,10 @@ class Direction:
         if self.lengths is None:
             return new, new[0]
         last = e.constant(self.steps - 1, i64)
-        now = e(t.Map("sub", (last, trip))) if self.reverse else trip
-        valid = e(t.Map("gt", (self.lengths, now)))
-        shown = e(t.Map("where", (valid, new[0], e.constant(0, x.type.dtype))))
-        return tuple(e(t.Map("where", (valid, a, b))) for a, b in zip(new, state)), shown
+        now = e.map("sub", last, trip) if self.reverse else trip
+        valid = e.map("gt", self.lengths, now)
+        shown = e.map("where", valid, new[0], e.constant(0, x.type.dtype))
+        return tuple(e.map("where", valid, a, b) for a, b in zip(new, state)), shown
 
     def unrolled(self, e: Emitter) -> tuple[tuple[Value, ...], Value]:
         """A single step needs no loop: streaming models run so."""
@@ -167,7 +167,7 @@ class Direction:
         body.builder.locs = e.builder.locs
         trip = body.input("trip", TensorType((), i64))
         carried = tuple(body.input(wish, v.type) for wish, v in zip("hc", self.init))
-        now = body(t.Map("bit_not", (trip,))) if self.reverse else trip  # -1 - trip: from the end
+        now = body.map("bit_not", trip) if self.reverse else trip  # -1 - trip: from the end
         x = body(t.Gather(self.weights.gates, now, 0))
         state, shown = self.step(x, trip, carried, body)
         outputs = [body.place(v) for v in (*state, *((shown,) if collect else ()))]

@@ -71,9 +71,9 @@ def written(
     columns = [e(t.Iota(grid, i)) for i in range(axis)]
     at = e(t.Iota(grid, axis))
     if start is not None:
-        at = e(t.Map("add", (at, e(t.Reshape(cast(e, start, i64), (lead[0], *(1,) * (axis + 1)))))))
+        at = e.map("add", at, e(t.Reshape(cast(e, start, i64), (lead[0], *(1,) * (axis + 1)))))
     if circular:
-        at = e(t.Map("mod", (at,), (cache.type.shape[axis],)))
+        at = e.map("mod", at, cache.type.shape[axis])
     return e(t.ScatterND(cache, e(t.Concat((*columns, at), axis + 1), "positions"), new))
 
 
@@ -161,12 +161,12 @@ def attend_in_stages(
     that no value belongs to (Xiao et al., Efficient Streaming Language Models, 2023)."""
     b, h, s, _ = q.type.shape
     d = k.type.shape[2]
-    raw = e(t.Map("mul", (times_keys(e, q, k),), (how.scale,)))
+    raw = e.map("mul", times_keys(e, q, k), how.scale)
     raw = reshaped(e, raw, (b, h, s, d))
     capped = raw
     if how.softcap > 0:
-        capped = e(t.Map("tanh", (e(t.Map("div", (raw,), (how.softcap,))),)))
-        capped = e(t.Map("mul", (capped,), (how.softcap,)))
+        capped = e.map("tanh", e.map("div", raw, how.softcap))
+        capped = e.map("mul", capped, how.softcap)
     place = None
     if how.hides:
         place = e.lazy(TensorType((s, d), bool_), lambda: ~how.hidden(s, d), "visible")
@@ -175,9 +175,9 @@ def attend_in_stages(
         if m is None:
             continue
         if m.type.dtype == bool_:
-            masked = e(t.Map("where", (m, masked, e.constant(-inf, raw.type.dtype))))
+            masked = e.map("where", m, masked, e.constant(-inf, raw.type.dtype))
         else:
-            masked = e(t.Map("add", (masked, m)))
+            masked = e.map("add", masked, m)
     weights = cast(e, masked, precision or raw.type.dtype)
     if sink is not None:
         column = e(t.Reshape(cast(e, sink, weights.type.dtype), (1, h, 1, 1)))
@@ -187,8 +187,8 @@ def attend_in_stages(
     else:
         weights = e(t.Softmax(weights, 3))
         if masked is not capped:  # a query that sees no key gives zeros
-            none = e(t.Map("isinf", (masked,)))
-            weights = e(t.Map("where", (none, e.constant(0, weights.type.dtype), weights)))
+            none = e.map("isinf", masked)
+            weights = e.map("where", none, e.constant(0, weights.type.dtype), weights)
     weights = cast(e, weights, raw.type.dtype)
     return Stages(
         y=times_values(e, weights, v), raw=raw, capped=capped, masked=masked, weights=weights
@@ -199,7 +199,7 @@ def both(e: Emitter, seen: Value | None, added: Value | None, hidden: float = -i
     """A boolean and an additive mask as one: the additive, and `hidden` where not seen."""
     if seen is None or added is None:
         return added if seen is None else seen
-    return e(t.Map("where", (seen, added, e.constant(hidden, added.type.dtype))))
+    return e.map("where", seen, added, e.constant(hidden, added.type.dtype))
 
 
 def all_of(e: Emitter, *masks: Value | None) -> Value | None:
@@ -207,7 +207,7 @@ def all_of(e: Emitter, *masks: Value | None) -> Value | None:
     result: Value | None = None
     for m in masks:
         if m is not None:
-            result = m if result is None else e(t.Map("and", (result, m)))
+            result = m if result is None else e.map("and", result, m)
     return result
 
 
@@ -220,7 +220,7 @@ def positions(e: Emitter, count: int, dtype: DType, axis: int, rank: int = 4) ->
 def within(e: Emitter, lengths: Value, keys: int) -> Value:
     """lengths [b]  →  whether key d is among the first lengths[b]: bool[b, 1, 1, d]"""
     column = e(t.Reshape(lengths, (lengths.type.size, 1, 1, 1)))
-    return e(t.Map("lt", (positions(e, keys, lengths.type.dtype, 3), column)))
+    return e.map("lt", positions(e, keys, lengths.type.dtype, 3), column)
 
 
 # ---------------------------------------------------------------------------- ai.onnx Attention
@@ -235,7 +235,7 @@ def attention(n: OnnxNode, e: Emitter) -> Results:
     if flat:
         for name in ("q_num_heads", "kv_num_heads"):
             if not n.attr(name):
-                raise ModelError(f"Attention: inputs with three axes need the attribute {name}")
+                raise n.refused(f"inputs with three axes need the attribute {name}")
         q = split_heads(e, q, n.attr("q_num_heads"))
         k, v = (split_heads(e, x, n.attr("kv_num_heads")) for x in (k, v))
     if n.get(4) is not None or n.get(5) is not None:
@@ -279,9 +279,7 @@ def attention(n: OnnxNode, e: Emitter) -> Results:
         kinds = (stages.raw, stages.capped, stages.masked, stages.weights)
         mode = n.attr("qk_matmul_output_mode", 0)
         if not 0 <= mode < len(kinds):
-            raise ModelError(
-                "Attention: qk_matmul_output_mode is out of range", expected="0..3", found=str(mode)
-            )
+            raise n.refused("qk_matmul_output_mode is out of range", "0..3", mode)
         scores = kinds[mode]
     else:
         y = attend(e, q, k, v, mask, how)
@@ -293,13 +291,13 @@ def in_window(e: Emitter, lengths: Value, s: int, d: int, how: Scores) -> Value:
     """Which keys the settings leave in view, the queries being the last s of each sequence."""
     dtype = lengths.type.dtype
     start = e(t.Reshape(lengths, (lengths.type.size, 1, 1, 1)))
-    start = e(t.Map("add", (start,), (how.offset - s,)))
-    here = e(t.Map("add", (start, positions(e, s, dtype, 2))))
+    start = e.map("add", start, how.offset - s)
+    here = e.map("add", start, positions(e, s, dtype, 2))
     key = positions(e, d, dtype, 3)
-    seen: Value | None = e(t.Map("ge", (here, key))) if how.causal else None
+    seen: Value | None = e.map("ge", here, key) if how.causal else None
     if how.window is not None:
-        oldest = e(t.Map("sub", (here,), (how.window,)))
-        seen = all_of(e, seen, e(t.Map("le", (oldest, key))))
+        oldest = e.map("sub", here, how.window)
+        seen = all_of(e, seen, e.map("le", oldest, key))
     assert seen is not None
     return seen
 
@@ -328,7 +326,7 @@ def flex_attention(n: OnnxNode, e: Emitter) -> Value:
         return attend(e, q, k, v, None, Scores(scale))
     dtype = q.type.dtype
     precision = n.dtype("softmax_precision", f64 if dtype == f64 else f32)
-    scores = e(t.Map("mul", (cast(e, times_keys(e, q, k), precision),), (scale,)))
+    scores = e.map("mul", cast(e, times_keys(e, q, k), precision), scale)
     scores = reshaped(e, scores, (b, h, s, k.type.shape[2]))
     if change_scores is not None:
         (scores,) = n.walk.inside().enter(change_scores, (scores,))
@@ -348,7 +346,7 @@ def angles(e: Emitter, cos: Value, sin: Value, dim: int, interleaved: bool) -> t
     r = dim // 2 if dim else cos.type.shape[last]
     cos, sin = (part(e, v, last, 0, r) for v in (cos, sin))
     lead = sin.type.shape[:-1]
-    signs = (e(t.Map("neg", (sin,))), sin)
+    signs = (e.map("neg", sin), sin)
     if interleaved:
         signs = tuple(e(t.Reshape(v, (*lead, r, 1))) for v in signs)
     signed = e(t.Concat(signs, last + interleaved))
@@ -372,7 +370,7 @@ def rotated(e: Emitter, x: Value, cos: Value, signed: Value, interleaved: bool) 
     wide = (r, 1) if interleaved else (1, r)
     cos = cast(e, reshaped(e, cos, (*cos.type.shape[:-1], *wide)), x.type.dtype)
     signed = cast(e, reshaped(e, signed, (*signed.type.shape[:-1], *pair)), x.type.dtype)
-    y = e(t.Map("add", (e(t.Map("mul", (pairs, cos))), e(t.Map("mul", (swapped, signed))))))
+    y = e.map("add", e.map("mul", pairs, cos), e.map("mul", swapped, signed))
     y = e(t.Reshape(y, (*lead, 2 * r)))
     if 2 * r == width:
         return y
@@ -414,7 +412,7 @@ def rows_at(e: Emitter, table: Value, ids: Value, s: int) -> Value:
     if ids.type.rank == 0:
         ids = e(t.Reshape(ids, (1,)))
     if ids.type.size == 1 and ids.type.rank == 1 and s != 1:
-        ids = e(t.Map("add", (positions(e, s, ids.type.dtype, 0, rank=1), ids)))
+        ids = e.map("add", positions(e, s, ids.type.dtype, 0, rank=1), ids)
     if ids.type.rank == 1:
         ids = e(t.Reshape(ids, (1, ids.type.size)))
     return e(t.Gather(table, ids, 0))
@@ -430,18 +428,17 @@ def ms_rotary_embedding(n: OnnxNode, e: Emitter) -> Value:
     cos, signed = (rows_at(e, v, n[1], s) for v in tables)
     y = rotary(e, x, cos, signed, heads, turn)
     scale = float(n.attr("scale", 1.0))
-    return y if scale == 1 else e(t.Map("mul", (y,), (scale,)))
+    return y if scale == 1 else e.map("mul", y, scale)
 
 
 def ms_multimodal_rotary(n: OnnxNode, e: Emitter) -> Value:
     """Three streams of positions [3, b, s], each for its own columns of the angle."""
     x, ids, sections = n[0], n[1], tuple(n.attr("mrope_section"))
     if len(sections) != 3 or min(sections) < 0 or sum(sections) != n[2].type.shape[1]:
-        raise ModelError(
-            "MRotaryEmbedding: mrope_section does not match the sin and cos tables",
-            expected=f"three numbers whose sum is {n[2].type.shape[1]}, the number of columns "
-            "of the tables",
-            found=str(list(sections)),
+        raise n.refused(
+            "mrope_section does not match the sin and cos tables",
+            f"three numbers whose sum is {n[2].type.shape[1]}, the number of columns of the tables",
+            list(sections),
         )
     tables: list[Value] = []
     for table in (n[2], n[3]):
@@ -458,7 +455,7 @@ def ms_multimodal_rotary(n: OnnxNode, e: Emitter) -> Value:
             if chosen is None:
                 chosen = mine
             elif (stream == i).any():
-                chosen = e(t.Map("where", (e.constant(stream == i, bool_), mine, chosen)))
+                chosen = e.map("where", e.constant(stream == i, bool_), mine, chosen)
         assert chosen is not None
         tables.append(chosen)
     heads = n.attr("num_heads", 0) or x.type.shape[-1] // max(2 * tables[0].type.shape[-1], 1)
@@ -472,12 +469,12 @@ def ms_gemma_rotary(n: OnnxNode, e: Emitter) -> Results:
     angles = n[0]
     b, s, d = angles.type.shape
     cos, sin = (
-        e(t.Reshape(cast(e, e(t.Map(fn, (angles,))), n[1].type.dtype), (b, 1, s, d)))
+        e(t.Reshape(cast(e, e.map(fn, angles), n[1].type.dtype), (b, 1, s, d)))
         for fn in ("cos", "sin")
     )
 
     def turn(x: Value, quarter: Value) -> Value:
-        return e(t.Map("add", (e(t.Map("mul", (x, cos))), e(t.Map("mul", (quarter, sin))))))
+        return e.map("add", e.map("mul", x, cos), e.map("mul", quarter, sin))
 
     return turn(n[1], n[2]), turn(n[3], n[4])
 
@@ -498,7 +495,7 @@ def key_mask(e: Emitter, mask: Value | None, b: int, s: int, d: int) -> Value | 
         if shape == (2 * b,):
             start = e(t.Reshape(part(e, mask, 0, b, b), (b, 1, 1, 1)))
             key = positions(e, d, mask.type.dtype, 3)
-            seen = e(t.Map("and", (seen, e(t.Map("ge", (key, start))))))
+            seen = e.map("and", seen, e.map("ge", key, start))
         elif shape not in ((b,), (3 * b + 2,)):
             raise ModelError(
                 "the attention mask has the wrong shape",
@@ -512,7 +509,7 @@ def key_mask(e: Emitter, mask: Value | None, b: int, s: int, d: int) -> Value | 
         mask = e(t.Reshape(mask, (shape[0], 1, 1, shape[1])))
     elif len(shape) == 3:
         mask = e(t.Reshape(mask, (shape[0], 1, *shape[1:])))
-    return mask if mask.type.dtype == bool_ else e(t.Map("gt", (mask,), (0,)))
+    return mask if mask.type.dtype == bool_ else e.map("gt", mask, 0)
 
 
 def used_length(n: OnnxNode, e: Emitter, i: int, held: int, s: int, shared: bool) -> int:
@@ -545,9 +542,8 @@ def from_projection(
     """Self-attention from q, k and v side by side [b, s, 3 * hidden]. past and present hold keys
     and values stacked: [2, b, heads, positions, d]; `length` is the operand that says how many."""
     if n.attr("do_rotary", 0):
-        raise ModelError(
-            f"{n.op}: the attribute do_rotary (rotary embedding inside the kernel) is "
-            "not supported",
+        raise n.refused(
+            "the attribute do_rotary (rotary embedding inside the kernel) is not supported",
             fix="optimise the model without fusing the rotary embedding",
         )
     b, s, total = qkv.type.shape
@@ -580,7 +576,7 @@ def ms_attention(n: OnnxNode, e: Emitter) -> Results:
     """input, weights, bias, mask, past, added bias, past length."""
     qkv = e(t.Matmul(n[0], n[1]))
     if n.get(2) is not None:
-        qkv = e(t.Map("add", (qkv, n[2])))
+        qkv = e.map("add", qkv, n[2])
     return from_projection(n, e, qkv, n.get(3), n.get(4), n.get(5), 6)
 
 
@@ -596,7 +592,7 @@ def biased(e: Emitter, x: Value, bias: Value | None, start: int, shape: tuple[in
     if bias is None:
         return x
     own = part(e, bias, 0, start, int(np.prod(shape)))
-    return e(t.Map("add", (x, e(t.Reshape(own, shape)))))
+    return e.map("add", x, e(t.Reshape(own, shape)))
 
 
 @dataclass(frozen=True)
@@ -626,7 +622,7 @@ def projected(
     if k is None:
         hidden = bias.type.size if bias is not None else q.type.shape[2]
         size = hidden // 3
-        q = q if bias is None else e(t.Map("add", (q, bias)))
+        q = q if bias is None else e.map("add", q, bias)
         q, k, v = (split_heads(e, part(e, q, 2, i * size, size), heads) for i in range(3))
         return q, k, v
     hidden = q.type.shape[2]
@@ -638,7 +634,7 @@ def projected(
         k, v = (e(t.Transpose(x, (0, 2, 1, 3))) for x in rows)
         return query, k, v
     if v is None:
-        raise ModelError(f"{n.op}: the input `key` is given, but `value` is missing")
+        raise n.refused("the input `key` is given, but `value` is missing")
     if k.type.rank == 4:
         return query, k, v
     width = k.type.shape[2]
@@ -695,11 +691,10 @@ def ms_group_query_attention(n: OnnxNode, e: Emitter) -> Results:
         starts = (0, sizes[0], sizes[0] + sizes[1])
         q, k, v = (part(e, q, 2, start, size) for start, size in zip(starts, sizes, strict=True))
     if n.attr("sliding_window_cache", 0):
-        raise ModelError(
-            "GroupQueryAttention: sliding_window_cache = 1 (a cache that drops old "
-            "tokens) is not supported",
-            expected="sliding_window_cache = 0",
-            found="1",
+        raise n.refused(
+            "sliding_window_cache = 1 (a cache that drops old tokens) is not supported",
+            "sliding_window_cache = 0",
+            "1",
         )
     s = q.type.shape[1]
     q, k, v = split_heads(e, q, heads), split_heads(e, k, groups), split_heads(e, v, groups)
@@ -752,10 +747,10 @@ def cached_length(n: OnnxNode, e: Emitter, held: int, s: int) -> int:
         return held
     used = int(np.ravel(total)[0]) - s
     if not 0 <= used <= held:
-        raise ModelError(
-            f"{n.op}: the total sequence length does not fit the cache",
-            expected=f"between {s} and {held + s}",
-            found=str(used + s),
+        raise n.refused(
+            "the total sequence length does not fit the cache",
+            f"between {s} and {held + s}",
+            used + s,
         )
     if lengths is None or (np.ravel(lengths) != used + s - 1).any():
         e.assume(f"{n.name}: every sequence is assumed to have {used} past and {s} new positions")
@@ -767,10 +762,8 @@ def cache_rows(n: OnnxNode, e: Emitter, table: Value, used: int, s: int) -> Valu
     if (ids := n.get(9)) is not None:
         return e(t.Gather(table, ids, 0))
     if used + s > table.type.shape[0]:
-        raise ModelError(
-            f"{n.op}: the rotary tables are shorter than the sequence",
-            expected=f"{used + s} rows",
-            found=str(table.type),
+        raise n.refused(
+            "the rotary tables are shorter than the sequence", f"{used + s} rows", table.type
         )
     rows = part(e, table, 0, used, s)
     return e(t.Reshape(rows, (1, *rows.type.shape)))
@@ -790,13 +783,13 @@ def quantized_cache(
     if past is None or scale is None or n.attr(f"{side}_quant_type", "NONE") == "NONE":
         return extended(e, past, new, used)
     if n.attr("kv_cache_bit_width", 8) != 8:
-        raise ModelError(f"{n.op}: a cache of 4 bits is not supported", expected="8 bits")
+        raise n.refused("a cache of 4 bits is not supported", "8 bits")
     if scale.type.size > 1:
         scale = e(t.Reshape(scale, (1, new.type.shape[1], 1, new.type.shape[3])))
-    divided = e(t.Map("div", (new, cast(e, scale, new.type.dtype))))
+    divided = e.map("div", new, cast(e, scale, new.type.dtype))
     one = e.constant(1, new.type.dtype)
     narrow = extended(e, past, quantize(e, divided, one, None, past.type.dtype), used)
-    wide = e(t.Map("mul", (e(t.Cast(narrow.all, new.type.dtype)), cast(e, scale, new.type.dtype))))
+    wide = e.map("mul", e(t.Cast(narrow.all, new.type.dtype)), cast(e, scale, new.type.dtype))
     return Cache(wide, narrow.present)
 
 
@@ -813,16 +806,13 @@ def linear_attention(n: OnnxNode, e: Emitter) -> Results:
     heads, groups = n.attr("q_num_heads"), n.attr("kv_num_heads")
     rule = n.attr("update_rule", "gated_delta")
     if rule not in ("linear", "gated", "delta", "gated_delta"):
-        expected = "linear, gated, delta or gated_delta"
-        raise ModelError(f"{n.op}: update_rule is unknown", expected=expected, found=str(rule))
+        raise n.refused("update_rule is unknown", "linear, gated, delta or gated_delta", rule)
     if n.attr("state_window", 0):
-        raise ModelError(f"{n.op}: state_window is not supported", expected="0")
+        raise n.refused("state_window is not supported", "0")
     gated, delta = "gated" in rule, "delta" in rule
     if gated != (decay is not None) or delta != (beta is not None):
         if (gated and decay is None) or (delta and beta is None):
-            raise ModelError(
-                f"{n.op}: update_rule {rule} needs an input that is missing", expected="decay, beta"
-            )
+            raise n.refused(f"update_rule {rule} needs an input that is missing", "decay, beta")
         decay, beta = decay if gated else None, beta if delta else None
     b, steps, width = q.type.shape
     dk, dv = width // heads, v.type.shape[2] // groups
@@ -851,9 +841,8 @@ def causal_conv(n: OnnxNode, e: Emitter) -> Results:
     """input, weight, bias, state: a depthwise convolution of x [b, c, l] with the state before."""
     x, w, bias, state = n[0], n[1], n.get(2), n.get(3)
     if n.attr("ndim", 1) != 1 or n.attr("channels_last", 0) or n.attr("state_window", 0):
-        raise ModelError(
-            f"{n.op}: these attributes are not supported",
-            expected="ndim = 1, channels_last = 0, state_window = 0",
+        raise n.refused(
+            "these attributes are not supported", "ndim = 1, channels_last = 0, state_window = 0"
         )
     channels = x.type.shape[1]
     gap = n.count("dilation", 1)
@@ -868,9 +857,9 @@ def causal_conv(n: OnnxNode, e: Emitter) -> Results:
             t.Conv(whole, w, strides=(1,), low=(0,), high=(0,), dilations=(gap,), groups=channels)
         )
     if bias is not None:
-        y = e(t.Map("add", (y, e(t.Reshape(bias, (channels, 1))))))
+        y = e.map("add", y, e(t.Reshape(bias, (channels, 1))))
     if n.attr("activation", "none") in ("silu", "swish"):
-        y = e(t.Map("silu", (y,)))
+        y = e.map("silu", y)
     if not n.has_output(1):
         return y, None
     present = part(e, whole, 2, whole.type.shape[2] - reach, reach)

@@ -31,7 +31,7 @@ def array_feature_extractor(n: OnnxNode, e: Emitter) -> Value:
 
 
 def binarizer(n: OnnxNode, e: Emitter) -> Value:
-    above = e(t.Map("gt", (n[0],), (n.attr("threshold", 0.0),)))
+    above = e.map("gt", n[0], n.attr("threshold", 0.0))
     return e(t.Cast(above, n[0].type.dtype))
 
 
@@ -50,14 +50,13 @@ def imputer(n: OnnxNode, e: Emitter) -> Value:
     kind = "float" if x.type.dtype.is_float else "int64"
     imputed = n.attr(f"imputed_value_{kind}s", ())
     if not imputed:
-        raise ModelError(
-            "Imputer: the attribute with the values to insert is missing",
-            expected=f"imputed_value_{kind}s",
+        raise n.refused(
+            "the attribute with the values to insert is missing", f"imputed_value_{kind}s"
         )
     replaced = n.attr(f"replaced_value_{kind}", 0.0 if kind == "float" else 0)
     is_nan = replaced != replaced
     missing = e(t.Map("isnan", (x,)) if is_nan else t.Map("eq", (x,), (replaced,)))
-    return e(t.Map("where", (missing, e.constant(imputed, x.type.dtype, "imputed"), x)))
+    return e.map("where", missing, e.constant(imputed, x.type.dtype, "imputed"), x)
 
 
 def label_encoder(n: OnnxNode, e: Emitter) -> Value:
@@ -68,12 +67,11 @@ def label_encoder(n: OnnxNode, e: Emitter) -> Value:
             name = f"{what}_{suffix}"
             if name in n.attrs:
                 return e.constant(np.asarray(n.attr(name)).reshape(-1), dtype, what), suffix
-        found = ", ".join(n.attrs)
-        raise ModelError(
-            f"LabelEncoder: the {what} are not numbers",
-            expected="integers or floats",
-            found=found,
-            fix="gpuir analyses tensors of numbers only",
+        raise n.refused(
+            f"the {what} are not numbers",
+            "integers or floats",
+            ", ".join(n.attrs),
+            "gpuir analyses tensors of numbers only",
         )
 
     (keys, _), (values, kind) = table("keys"), table("values")
@@ -93,53 +91,52 @@ def transformed(n: OnnxNode, e: Emitter, y: Value, how: str) -> Value:
     """`post_transform` of the scores of several classes or targets, along the last axis; of one it
     is left as it is, but for PROBIT. (onnxruntime, core/providers/cpu/ml/ml_common.h.)"""
     if how not in TRANSFORMS:
-        expected = ", ".join(TRANSFORMS)
-        raise ModelError(f"{n.op}: post_transform is unknown", expected=expected, found=str(how))
+        raise n.refused("post_transform is unknown", ", ".join(TRANSFORMS), how)
     axis = y.type.rank - 1
     if how == "PROBIT":
         return probit(e, y)
     if how == "NONE" or y.type.shape[-1] == 1:
         return y
     if how == "LOGISTIC":
-        return e(t.Map("sigmoid", (y,)))
+        return e.map("sigmoid", y)
     if how == "SOFTMAX":
         return e(t.Softmax(y, axis))
     # SOFTMAX_ZERO: scores of zero have no part in the sum
     top = e(t.Reduce("max", y, (axis,), keepdims=True))
-    near_zero = e(t.Map("le", (e(t.Map("abs", (y,))),), (1e-7,)))
-    powers = e(t.Map("exp", (e(t.Map("sub", (y, top))),)))
-    scaled = e(t.Map("mul", (y, e(t.Map("exp", (e(t.Map("neg", (top,))),))))))
+    near_zero = e.map("le", e.map("abs", y), 1e-7)
+    powers = e.map("exp", e.map("sub", y, top))
+    scaled = e.map("mul", y, e.map("exp", e.map("neg", top)))
     zero = e.constant(0, y.type.dtype)
-    total = e(t.Map("where", (near_zero, zero, powers)))
+    total = e.map("where", near_zero, zero, powers)
     total = e(t.Reduce("sum", total, (axis,), keepdims=True))
-    return e(t.Map("div", (e(t.Map("where", (near_zero, scaled, powers))), total)))
+    return e.map("div", e.map("where", near_zero, scaled, powers), total)
 
 
 def probit(e: Emitter, y: Value) -> Value:
     """sqrt(2) erfinv(2 y - 1), by Winitzki's approximation (A handy approximation for the error
     function and its inverse, 2008) with the constants that onnxruntime has."""
-    x = e(t.Map("sub", (e(t.Map("mul", (y,), (2.0,))),), (1.0,)))
+    x = e.map("sub", e.map("mul", y, 2.0), 1.0)
     one = e.constant(1, y.type.dtype)
-    inside = e(t.Map("mul", (e(t.Map("sub", (one, x))), e(t.Map("add", (x,), (1.0,))))))
-    log = e(t.Map("log", (inside,)))
-    v = e(t.Map("add", (e(t.Map("mul", (log,), (0.5,))),), (2 / (3.14159 * 0.147),)))
-    under = e(t.Map("sub", (e(t.Map("mul", (v, v))), e(t.Map("mul", (log,), (1 / 0.147,))))))
-    size = e(t.Map("sqrt", (e(t.Map("sub", (e(t.Map("sqrt", (under,))), v))),)))
-    below = e(t.Map("lt", (x,), (0.0,)))
-    signed = e(t.Map("where", (below, e(t.Map("neg", (size,))), size)))
-    return e(t.Map("mul", (signed,), (2**0.5,)))
+    inside = e.map("mul", e.map("sub", one, x), e.map("add", x, 1.0))
+    log = e.map("log", inside)
+    v = e.map("add", e.map("mul", log, 0.5), 2 / (3.14159 * 0.147))
+    under = e.map("sub", e.map("mul", v, v), e.map("mul", log, 1 / 0.147))
+    size = e.map("sqrt", e.map("sub", e.map("sqrt", under), v))
+    below = e.map("lt", x, 0.0)
+    signed = e.map("where", below, e.map("neg", size), size)
+    return e.map("mul", signed, 2**0.5)
 
 
 def second_class(n: OnnxNode, e: Emitter, s: Value, how: str, negative: bool = False) -> Value:
     """Both scores where one is computed: 1 - s and s, or -s and s. Of the transforms, LOGISTIC
     alone changes them, to 1 - sigmoid(s) and sigmoid(s)."""
     if how == "PROBIT":
-        raise ModelError(
-            f"{n.op}: post_transform=PROBIT is not supported of one score for two classes",
-            expected="NONE, LOGISTIC, SOFTMAX or SOFTMAX_ZERO",
+        raise n.refused(
+            "post_transform=PROBIT is not supported of one score for two classes",
+            "NONE, LOGISTIC, SOFTMAX or SOFTMAX_ZERO",
         )
     if how == "LOGISTIC":
-        s, negative = e(t.Map("sigmoid", (s,))), False
+        s, negative = e.map("sigmoid", s), False
     other = t.Map("neg", (s,)) if negative else t.Map("sub", (e.constant(1, f32), s))
     return e(t.Concat((e(other), s), 1))
 
@@ -161,26 +158,22 @@ def normalizer(n: OnnxNode, e: Emitter) -> Value:
     if norm == "MAX":
         divisor = e(t.Reduce("max", x, last, True))
     elif norm == "L1":
-        divisor = e(t.Reduce("sum", e(t.Map("abs", (x,))), last, True))
+        divisor = e(t.Reduce("sum", e.map("abs", x), last, True))
     elif norm == "L2":
-        divisor = e(t.Reduce("sum", e(t.Map("mul", (x, x))), last, True))
-        divisor = e(t.Map("sqrt", (divisor,)))
+        divisor = e(t.Reduce("sum", e.map("mul", x, x), last, True))
+        divisor = e.map("sqrt", divisor)
     else:
-        raise ModelError(
-            "Normalizer: the attribute norm is unknown", expected="MAX, L1 or L2", found=str(norm)
-        )
-    is_zero = e(t.Map("eq", (divisor,), (0.0,)))
-    return e(t.Map("div", (x, e(t.Map("where", (is_zero, e.constant(1, f32), divisor))))))
+        raise n.refused("the attribute norm is unknown", "MAX, L1 or L2", norm)
+    is_zero = e.map("eq", divisor, 0.0)
+    return e.map("div", x, e.map("where", is_zero, e.constant(1, f32), divisor))
 
 
 def integers(n: OnnxNode, attr: str, what: str) -> Sequence[int]:
     """The attribute, which a node that works on strings leaves out; `what` says what it holds."""
     found = n.attr(attr)
     if not found:
-        raise ModelError(
-            f"{n.op}: the {what} are not numbers",
-            expected=attr,
-            fix="gpuir analyses tensors of numbers only",
+        raise n.refused(
+            f"the {what} are not numbers", attr, fix="gpuir analyses tensors of numbers only"
         )
     return found
 
@@ -190,7 +183,7 @@ def one_hot_encoder(n: OnnxNode, e: Emitter) -> Value:
     categories = integers(n, "cats_int64s", "categories")
     x = n[0] if n[0].type.dtype == i64 else e(t.Cast(n[0], i64))
     x = e(t.Reshape(x, (*x.type.shape, 1)))
-    return e(t.Cast(e(t.Map("eq", (x, e.constant(categories, i64, "categories")))), f32))
+    return e(t.Cast(e.map("eq", x, e.constant(categories, i64, "categories")), f32))
 
 
 def scaler(n: OnnxNode, e: Emitter) -> Value:
@@ -198,7 +191,7 @@ def scaler(n: OnnxNode, e: Emitter) -> Value:
     x = as_f32(e, n[0])
     for fn, attr in (("sub", "offset"), ("mul", "scale")):
         if numbers := n.attr(attr):
-            x = e(t.Map(fn, (x, e.constant(numbers, f32, attr))))
+            x = e.map(fn, x, e.constant(numbers, f32, attr))
     return x
 
 
@@ -255,10 +248,10 @@ def columns(n: OnnxNode, *names: str, zeros: str = "") -> tuple[np.ndarray, ...]
             value = np.zeros(len(found[0]), np.int64)
         found.append(np.asarray(() if value is None else value).reshape(-1))
     if len({len(column) for column in found}) > 1:
-        raise ModelError(
-            f"{n.op}: attributes of one table have different lengths",
-            expected=f"the same length for each of: {', '.join(names)}",
-            found=", ".join(str(len(column)) for column in found),
+        raise n.refused(
+            "attributes of one table have different lengths",
+            f"the same length for each of: {', '.join(names)}",
+            ", ".join(str(len(column)) for column in found),
         )
     return tuple(found)
 
@@ -267,8 +260,9 @@ def among(n: OnnxNode, attr: str, default: int, names: Sequence[str]) -> str:
     """What a number stands for."""
     number = int(n.attr(attr, default))
     if not 0 <= number < len(names):
-        expected = ", ".join(f"{i} {name}" for i, name in enumerate(names))
-        raise ModelError(f"{n.op}: no such {attr}", expected=expected, found=str(number))
+        raise n.refused(
+            f"no such {attr}", ", ".join(f"{i} {name}" for i, name in enumerate(names)), number
+        )
     return names[number]
 
 
@@ -323,18 +317,18 @@ def named_trees(
     is_leaf = modes == "LEAF"
     if strange := modes[~is_leaf & (kind == len(MODES))].tolist():
         expected, found = ", ".join(MODES), str(strange[0])
-        raise ModelError(f"{n.op}: the mode is unknown", expected=expected, found=found)
+        raise n.refused("the mode is unknown", expected, found)
     row_of = named_rows(n.op, tree, node)
     place = np.where(is_leaf, np.cumsum(is_leaf), np.cumsum(~is_leaf)) - 1  # among its own kind
 
     owners = columns(n, f"{of}_treeids", f"{of}_nodeids", f"{of}_weights")
     owner = row_of(*owners[:2])
     if len(owner) < len(ids) or not is_leaf[owner].all():
-        raise ModelError(
-            f"{n.op}: some weights do not belong to a leaf",
-            expected=f"for each of the {len(ids)} entries of {of}_ids, a leaf named by "
+        raise n.refused(
+            "some weights do not belong to a leaf",
+            f"for each of the {len(ids)} entries of {of}_ids, a leaf named by "
             f"{of}_treeids and {of}_nodeids",
-            found=f"{len(owner)}",
+            len(owner),
         )
     leaf, target = place[owner[: len(ids)]], np.asarray(ids, np.int64)
     weight = owners[2][: len(ids)]
@@ -398,7 +392,7 @@ def named_rows(op: str, tree: np.ndarray, node: np.ndarray) -> Callable[..., np.
 def with_base(n: OnnxNode, e: Emitter, y: Value) -> Value:
     """The sums in f32, `base_values` added."""
     if len(base := numbers(n, "base_values")):
-        y = e(t.Map("add", (y, e.constant(base, y.type.dtype, "base"))))
+        y = e.map("add", y, e.constant(base, y.type.dtype, "base"))
     return as_f32(e, y)
 
 
@@ -419,12 +413,10 @@ def tree_ensemble_classifier(n: OnnxNode, e: Emitter) -> tuple[Value, Value]:
         best = e(t.ArgReduce("max", y, 1))
         return e(t.Gather(names, best)), transformed(n, e, y, how)
     if len(numbers(n, "base_values")) > 1:
-        raise ModelError(
-            "TreeEnsembleClassifier: there are two base values, but weights of one class only"
-        )
+        raise n.refused("there are two base values, but weights of one class only")
     s = with_base(n, e, named_trees(n, e, "class", (0,) * len(ids), 1, "SUM"))
     is_probability = min(numbers(n, "class_weights"), default=0) >= 0
-    above = e(t.Map("gt", (s,), (0.5 if is_probability else 0.0,)))
+    above = e.map("gt", s, 0.5 if is_probability else 0.0)
     chosen = e(t.Reshape(e(t.Cast(above, i64)), (s.type.shape[0],)))
     if set(ids) == {1}:
         y = e(t.Concat((e.fill(0, s.type), s), 1))

@@ -23,11 +23,11 @@ def matmul(n: OnnxNode, e: Emitter) -> Value:
     """A vector is a row on the left and a column on the right, and leaves no axis behind."""
     a, b = n[0], n[1]
     if min(a.type.rank, b.type.rank) == 0:
-        raise ModelError(
-            "MatMul: an input is a scalar",
-            expected="inputs with at least one axis",
-            found=f"{a.type}, {b.type}",
-            fix="use Mul",
+        raise n.refused(
+            "an input is a scalar",
+            "inputs with at least one axis",
+            f"{a.type}, {b.type}",
+            "use Mul",
         )
     left = e(t.Reshape(a, (1, *a.type.shape))) if a.type.rank == 1 else a
     right = e(t.Reshape(b, (*b.type.shape, 1))) if b.type.rank == 1 else b
@@ -42,9 +42,7 @@ def gemm(n: OnnxNode, e: Emitter) -> Value:
     a, b, c = n[0], n[1], n.get(2)
     for v in (a, b):
         if v.type.rank != 2:
-            raise ModelError(
-                "Gemm: an input is not a matrix", expected="two axes", found=str(v.type)
-            )
+            raise n.refused("an input is not a matrix", "two axes", v.type)
     a = e(t.Transpose(a, (1, 0))) if n.attr("transA", 0) else a
     b = e(t.Transpose(b, (1, 0))) if n.attr("transB", 0) else b
     y = scaled(e(t.Matmul(a, b)), n.attr("alpha", 1.0), n, e)
@@ -52,12 +50,8 @@ def gemm(n: OnnxNode, e: Emitter) -> Value:
     if c is None or beta == 0:
         return y
     if t.broadcast(c.type.shape, y.type.shape) != y.type.shape:
-        raise ModelError(
-            "Gemm: the shape of C does not broadcast to the product",
-            expected=str(y.type),
-            found=str(c.type),
-        )
-    return e(t.Map("add", (y, scaled(c, beta, n, e, fold=False))))
+        raise n.refused("the shape of C does not broadcast to the product", y.type, c.type)
+    return e.map("add", y, scaled(c, beta, n, e, fold=False))
 
 
 def scaled(x: Value, factor: float, n: OnnxNode, e: Emitter, fold: bool = True) -> Value:
@@ -65,10 +59,8 @@ def scaled(x: Value, factor: float, n: OnnxNode, e: Emitter, fold: bool = True) 
         return x
     if x.type.dtype.is_integer:
         if not float(factor).is_integer():
-            raise ModelError(
-                f"{n.op}: alpha and beta must be integers for integer inputs",
-                expected="integers",
-                found=str(factor),
+            raise n.refused(
+                "alpha and beta must be integers for integer inputs", "integers", factor
             )
         factor = int(factor)
     return e(t.Map("mul", (x,), (factor,)), fold=fold)
@@ -91,11 +83,7 @@ def einsum(n: OnnxNode, e: Emitter) -> Value:
             if extents.setdefault(label, extent) == 1:
                 extents[label] = extent
             elif extent not in (1, extents[label]):
-                raise ModelError(
-                    f"Einsum: label {label!r} has two different sizes",
-                    expected=str(extents[label]),
-                    found=str(extent),
-                )
+                raise n.refused(f"label {label!r} has two different sizes", extents[label], extent)
     terms = [simplify(diagonal(term, e), extents, e) for term in terms]
     first, *rest = terms
     while rest:
@@ -235,7 +223,7 @@ def multiply(a: Term, b: Term, k: list[Label], output: tuple[Label, ...], e: Emi
         extents = iter(x.type.shape)
         return reshaped(e, x, [next(extents) if label in term[1] else 1 for label in labels])
 
-    return sum_out((e(t.Map("mul", (aligned(a), aligned(b)))), tuple(labels)), {*labels} - {*k}, e)
+    return sum_out((e.map("mul", aligned(a), aligned(b)), tuple(labels)), {*labels} - {*k}, e)
 
 
 # ---------------------------------------------------------------------------- windows
@@ -256,25 +244,23 @@ class Window(NamedTuple):
 def per_axis(n: OnnxNode, name: str, count: int, default: int) -> tuple[int, ...]:
     values = tuple(int(x) for x in n.attr(name) or (default,) * count)
     if len(values) != count:
-        raise ModelError(
-            f"{n.op}: {name} has the wrong length", expected=str(count), found=str(values)
-        )
+        raise n.refused(f"{name} has the wrong length", count, values)
     return values
 
 
 def kernel_shape(n: OnnxNode) -> tuple[int, ...]:
     shape = n.attr("kernel_shape")
     if shape is None:
-        raise ModelError(f"{n.op}: the attribute kernel_shape is missing")
+        raise n.refused("the attribute kernel_shape is missing")
     return tuple(shape)
 
 
 def spatial_axes(x: Value, n: OnnxNode) -> tuple[int, ...]:
     if x.type.rank < 3:
-        raise ModelError(
-            f"{n.op}: the input has no spatial axes",
-            expected="axes for batch and channels and at least one more",
-            found=str(x.type),
+        raise n.refused(
+            "the input has no spatial axes",
+            "axes for batch and channels and at least one more",
+            x.type,
         )
     return x.type.shape[2:]
 
@@ -282,11 +268,7 @@ def spatial_axes(x: Value, n: OnnxNode) -> tuple[int, ...]:
 def check_window(n: OnnxNode, window: tuple[int, ...]) -> None:
     """Whether `kernel_shape`, where it is given, is the window that the weights have."""
     if (given := tuple(n.attr("kernel_shape", window))) != window:
-        raise ModelError(
-            f"{n.op}: kernel_shape is not the shape of the weights",
-            expected=str(list(window)),
-            found=str(list(given)),
-        )
+        raise n.refused("kernel_shape is not the shape of the weights", list(window), list(given))
 
 
 def sliding(n: OnnxNode, spatial: tuple[int, ...], window: tuple[int, ...]) -> Window:
@@ -297,26 +279,22 @@ def sliding(n: OnnxNode, spatial: tuple[int, ...], window: tuple[int, ...]) -> W
     """
     count = len(spatial)
     if len(window) != count:
-        raise ModelError(
-            f"{n.op}: kernel_shape has the wrong length",
-            expected=f"{count} axes",
-            found=f"kernel_shape {window}",
+        raise n.refused(
+            "kernel_shape has the wrong length", f"{count} axes", f"kernel_shape {window}"
         )
     check_window(n, window)
     strides = per_axis(n, "strides", count, 1)
     dilations = per_axis(n, "dilations", count, 1)
     if min(*strides, *dilations, *window) < 1:
-        found = f"kernel_shape {window}, strides {strides}, dilations {dilations}"
-        raise ModelError(
-            f"{n.op}: kernel_shape, strides and dilations must be at least 1",
-            expected="1 or more",
-            found=found,
+        raise n.refused(
+            "kernel_shape, strides and dilations must be at least 1",
+            "1 or more",
+            f"kernel_shape {window}, strides {strides}, dilations {dilations}",
         )
     auto = n.attr("auto_pad", "NOTSET")
     pads = per_axis(n, "pads", 2 * count, 0) if auto == "NOTSET" else (0,) * (2 * count)
     if auto not in ("NOTSET", "VALID", "SAME_UPPER", "SAME_LOWER"):
-        expected = "NOTSET, VALID, SAME_UPPER or SAME_LOWER"
-        raise ModelError(f"{n.op}: auto_pad is unknown", expected=expected, found=auto)
+        raise n.refused("auto_pad is unknown", "NOTSET, VALID, SAME_UPPER or SAME_LOWER", auto)
     low, high, extra = list(pads[:count]), list(pads[count:]), [0] * count
     rows = zip(spatial, window, strides, dilations, strict=True)
     for i, (cells, w, stride, dilation) in enumerate(rows):
@@ -355,7 +333,7 @@ def add_bias(y: Value, bias: Value | None, e: Emitter) -> Value:
         )
     shape = (bias.type.size, *(1,) * (y.type.rank - 2))
     column = e(t.Reshape(bias, shape), f"{e.prefix}/bias")
-    return e(t.Map("add", (y, column)))
+    return e.map("add", y, column)
 
 
 # ---------------------------------------------------------------------------- convolutions
@@ -430,16 +408,12 @@ def deform_conv(n: OnnxNode, e: Emitter) -> Value:
     for v, depth in ((offset, deep * len(spatial)), (mask, deep)):
         expected = (batch, depth, *extents)
         if v is not None and v.type.shape != expected:
-            raise ModelError(
-                "DeformConv: offset or mask has the wrong shape",
-                expected=str(list(expected)),
-                found=str(v.type),
-            )
+            raise n.refused("offset or mask has the wrong shape", list(expected), v.type)
     if w.type.shape[1] * groups != channels:
-        raise ModelError(
-            "DeformConv: the weights have the wrong number of channels",
-            expected=f"{channels} / {groups} channels",
-            found=str(w.type),
+        raise n.refused(
+            "the weights have the wrong number of channels",
+            f"{channels} / {groups} channels",
+            w.type,
         )
     result = TensorType((batch, w.type.shape[0], *extents), x.type.dtype)
     columns = batch * channels * taps * points
@@ -479,7 +453,7 @@ def max_pool(n: OnnxNode, e: Emitter) -> tuple[Value | None, ...]:
         def cells() -> np.ndarray:
             return (np.arange(images, dtype=np.int64) * prod(spatial)).reshape(start.shape)
 
-        winner = e(t.Map("add", (winner, e.lazy(start, cells, "start"))))
+        winner = e.map("add", winner, e.lazy(start, cells, "start"))
     return y, winner
 
 
@@ -513,13 +487,13 @@ def global_lp_pool(n: OnnxNode, e: Emitter) -> Value:
     x, p = n[0], n.count("p", 2)
     axes = tuple(range(2, x.type.rank))
     if p == 2:
-        square = e(t.Map("mul", (x, x)))
-        return e(t.Map("sqrt", (e(t.Reduce("sum", square, axes, keepdims=True)),)))
-    size = e(t.Map("abs", (x,)))
+        square = e.map("mul", x, x)
+        return e.map("sqrt", e(t.Reduce("sum", square, axes, keepdims=True)))
+    size = e.map("abs", x)
     if p == 1:
         return e(t.Reduce("sum", size, axes, keepdims=True))
-    total = e(t.Reduce("sum", e(t.Map("pow", (size,), (p,))), axes, keepdims=True))
-    return e(t.Map("pow", (total,), (1 / p,)))
+    total = e(t.Reduce("sum", e.map("pow", size, p), axes, keepdims=True))
+    return e.map("pow", total, 1 / p)
 
 
 def max_unpool(n: OnnxNode, e: Emitter) -> Value:
@@ -551,10 +525,10 @@ def col2im(n: OnnxNode, e: Emitter) -> Value:
     batch, depth, positions = x.type.shape
     counts = tuple(map(t.window_extent, image, *s[:5]))
     if prod(counts) != positions or depth % prod(block):
-        raise ModelError(
-            "Col2Im: the shape of the input does not match image_shape and block_shape",
-            expected=f"[N, C * {prod(block)}, {prod(counts)}]",
-            found=str(x.type),
+        raise n.refused(
+            "the shape of the input does not match image_shape and block_shape",
+            f"[N, C * {prod(block)}, {prod(counts)}]",
+            x.type,
         )
     result = TensorType((batch, depth // prod(block), *image), x.type.dtype)
     attrs = (

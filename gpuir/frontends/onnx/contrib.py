@@ -57,11 +57,11 @@ def activated(e: Emitter, x: Value, name: str, settings: tuple[float, ...] = ())
     if name in ("", "Identity"):
         return x
     if name in plain:
-        return e(t.Map(plain[name], (x,)))
+        return e.map(plain[name], x)
     if name in with_settings:
         fn, default = with_settings[name]
         given = (*settings[: len(default)], *default[len(settings) :])
-        return e(t.Map(fn, (x,), tuple(map(float, given))))
+        return e.map(fn, x, *map(float, given))
     raise ModelError(
         f"the fused activation {name!r} is unknown", fix=nearest(name, {**plain, **with_settings})
     )
@@ -71,7 +71,7 @@ def plus(e: Emitter, x: Value, *terms: Value | None) -> Value:
     """x and those of `terms` that are there, added up."""
     for v in terms:
         if v is not None:
-            x = e(t.Map("add", (x, v)))
+            x = e.map("add", x, v)
     return x
 
 
@@ -79,7 +79,7 @@ def with_bias(fn: str) -> Converter:
     """fn(x + bias), the bias optional."""
 
     def convert(n: OnnxNode, e: Emitter) -> Value:
-        return e(t.Map(fn, (plus(e, n[0], n.get(1)),)))
+        return e.map(fn, plus(e, n[0], n.get(1)))
 
     return convert
 
@@ -88,9 +88,9 @@ def quick_gelu(n: OnnxNode, e: Emitter) -> Value:
     """x * sigmoid(alpha * x)."""
     alpha = float(n.attr("alpha", 1.702))
     if alpha == 1:
-        return e(t.Map("silu", (n[0],)))
-    gate = e(t.Map("sigmoid", (e(t.Map("mul", (n[0],), (alpha,))),)))
-    return e(t.Map("mul", (n[0], gate)))
+        return e.map("silu", n[0])
+    gate = e.map("sigmoid", e.map("mul", n[0], alpha))
+    return e.map("mul", n[0], gate)
 
 
 def bias_add(n: OnnxNode, e: Emitter) -> Value:
@@ -102,7 +102,7 @@ def bias_split_gelu(n: OnnxNode, e: Emitter) -> Value:
     x = plus(e, n[0], n[1])
     half, last = x.type.shape[-1] // 2, x.type.rank - 1
     left, right = (part(e, x, last, i * half, half) for i in (0, 1))
-    return e(t.Map("mul", (left, e(t.Map("gelu", (right,))))))
+    return e.map("mul", left, e.map("gelu", right))
 
 
 def bias_dropout(n: OnnxNode, e: Emitter) -> Results:
@@ -121,9 +121,7 @@ def bitmask_dropout(n: OnnxNode, e: Emitter) -> Results:
 def refuse_training(n: OnnxNode, i: int) -> None:
     mode = n.known(i)
     if n.get(i) is not None and (mode is None or mode.any()):
-        raise ModelError(
-            f"{n.op}: training_mode is not supported", fix="export the model for inference"
-        )
+        raise n.refused("training_mode is not supported", fix="export the model for inference")
 
 
 def kept_mask(n: OnnxNode, e: Emitter, type: TensorType) -> Value | None:
@@ -159,7 +157,7 @@ def complex_product(conjugate: bool) -> Converter:
 
         def mix(fn: str, *factors: Value) -> Value:
             p, q, r, s = factors
-            return e(t.Map(fn, (e(t.Map("mul", (p, q))), e(t.Map("mul", (r, s))))))
+            return e.map(fn, e.map("mul", p, q), e.map("mul", r, s))
 
         real = mix("add" if conjugate else "sub", ar, br, ai, bi)
         imaginary = mix("sub" if conjugate else "add", ai, br, ar, bi)
@@ -183,11 +181,9 @@ def normalized(
     if n.has_output(1):
         mean = e(t.Reduce("mean", x, last, keepdims=True))
     if n.has_output(2):
-        rest = (
-            x if not center else e(t.Map("sub", (x, e(t.Reduce("mean", x, last, keepdims=True)))))
-        )
-        var = e(t.Reduce("mean", e(t.Map("mul", (rest, rest))), last, keepdims=True))
-        inverse = e(t.Map("rsqrt", (e(t.Map("add", (var,), (eps,))),)))
+        rest = x if not center else e.map("sub", x, e(t.Reduce("mean", x, last, keepdims=True)))
+        var = e(t.Reduce("mean", e.map("mul", rest, rest), last, keepdims=True))
+        inverse = e.map("rsqrt", e.map("add", var, eps))
     return cast(e, y, narrow), mean, inverse
 
 
@@ -219,8 +215,8 @@ def rms_norm(n: OnnxNode, e: Emitter) -> Results:
     )
     inverse = None
     if n.has_output(1):
-        square = e(t.Reduce("mean", e(t.Map("mul", (x, x))), axes, keepdims=True))
-        inverse = e(t.Map("rsqrt", (e(t.Map("add", (square,), (eps,))),)))
+        square = e(t.Reduce("mean", e.map("mul", x, x), axes, keepdims=True))
+        inverse = e.map("rsqrt", e.map("add", square, eps))
     return cast(e, y, scale.type.dtype if n.domain == "" else dtype), inverse
 
 
@@ -280,7 +276,7 @@ def group_norm(n: OnnxNode, e: Emitter) -> Results:
         y = e(
             t.Normalize(x, axes=axes, scale=along(gamma), bias=along(beta), eps=eps, groups=groups)
         )
-    return e(t.Map("silu", (y,))) if n.attr("activation", 0) else y, x
+    return e.map("silu", y) if n.attr("activation", 0) else y, x
 
 
 # ---------------------------------------------------------------------------- products
@@ -319,7 +315,7 @@ def fused_gemm(n: OnnxNode, e: Emitter) -> Value:
 
 def gemm_fast_gelu(n: OnnxNode, e: Emitter) -> Value:
     y = contraction.matmul(replace(n, op="MatMul", inputs=n.inputs[:2]), e)
-    return e(t.Map("gelu_tanh", (plus(e, y, n.get(2)),)))
+    return e.map("gelu_tanh", plus(e, y, n.get(2)))
 
 
 def fused_conv(nhwc: bool) -> Converter:
@@ -356,22 +352,19 @@ def cdist(n: OnnxNode, e: Emitter) -> Value:
     """The distance of each row of a to each row of b: |a|^2 - 2 a b' + |b|^2, and its root."""
     a, b, metric = n[0], n[1], n.attr("metric", "sqeuclidean")
     if metric not in ("euclidean", "sqeuclidean"):
-        expected = "euclidean or sqeuclidean"
-        raise ModelError("CDist: unknown metric", expected=expected, found=str(metric))
-    cross = e(t.Map("mul", (e(t.Matmul(a, e(t.Transpose(b, (1, 0))))),), (-2.0,)))
-    rows, columns = (
-        e(t.Reduce("sum", e(t.Map("mul", (v, v))), (1,), keepdims=True)) for v in (a, b)
-    )
+        raise n.refused("unknown metric", "euclidean or sqeuclidean", metric)
+    cross = e.map("mul", e(t.Matmul(a, e(t.Transpose(b, (1, 0))))), -2.0)
+    rows, columns = (e(t.Reduce("sum", e.map("mul", v, v), (1,), keepdims=True)) for v in (a, b))
     square = plus(e, cross, rows, e(t.Transpose(columns, (1, 0))))
-    square = e(t.Map("max", (square,), (0.0,)))
-    return square if metric == "sqeuclidean" else e(t.Map("sqrt", (square,)))
+    square = e.map("max", square, 0.0)
+    return square if metric == "sqeuclidean" else e.map("sqrt", square)
 
 
 def inverse(n: OnnxNode, e: Emitter) -> Value:
     """Work: 2 n^3 a matrix (Golub, Van Loan, Matrix Computations, 3.4)."""
     *lead, rows, columns = n[0].type.shape
     if rows != columns:
-        raise ModelError("Inverse: the input is not a square matrix", found=str(n[0].type))
+        raise n.refused("the input is not a square matrix", found=n[0].type)
     work = 2 * prod(lead) * rows**3
     return e(t.Routine("inverse", (n[0],), (n[0].type,), work=work))
 
@@ -407,13 +400,12 @@ def mixture(
     kind, fusion = str(n.attr("activation_type", "relu")), int(n.attr("swiglu_fusion", 0))
     fns = {"relu": "relu", "gelu": "gelu_tanh", "silu": "silu", "identity": "identity"}
     if n.attr("use_sparse_mixer", 0):
-        raise ModelError(f"{n.op}: use_sparse_mixer is not supported", expected="0", found="1")
+        raise n.refused("use_sparse_mixer is not supported", "0", "1")
     if kind not in (*fns, "swiglu"):
-        raise ModelError(f"{n.op}: unknown activation", fix=nearest(kind, [*fns, "swiglu"]))
+        raise n.refused("unknown activation", fix=nearest(kind, [*fns, "swiglu"]))
     if kind == "swiglu" and not fusion and fc3 is None:
-        raise ModelError(
-            f"{n.op}: the activation swiglu needs the weights fc3",
-            expected="fc3, or swiglu_fusion = 1 or 2",
+        raise n.refused(
+            "the activation swiglu needs the weights fc3", "fc3, or swiglu_fusion = 1 or 2"
         )
     assert fc1 is not None and fc2 is not None
     rows = reshaped(e, x, (x.type.size // x.type.shape[-1], x.type.shape[-1]))
@@ -474,17 +466,17 @@ def gated_relative_position_bias(n: OnnxNode, e: Emitter) -> Value:
     Chen et al., WavLM, 2022, section III B.
     """
     if n.get(6) is not None:
-        raise ModelError(f"{n.op}: token_offset (packed tokens) is not supported")
+        raise n.refused("token_offset (packed tokens) is not supported")
     q = split_heads(e, plus(e, n[0], n[1]), n.attr("num_heads"))
     lead = q.type.shape[:-1]
     columns = n[3].type.shape[1]
     y = plus(e, e(t.Matmul(q, n[3])), n[4])
     y = e(t.Reduce("sum", e(t.Reshape(y, (*lead, 2, columns // 2))), (4,)))
-    y = e(t.Map("sigmoid", (y,)))
+    y = e.map("sigmoid", y)
     u, r = (part(e, y, 3, i, 1) for i in (0, 1))
-    gate = e(t.Map("sub", (e(t.Map("mul", (r, n[5]))),), (1.0,)))
-    gate = e(t.Map("add", (e(t.Map("mul", (u, gate))),), (2.0,)))
-    return e(t.Map("mul", (gate, n[2])))
+    gate = e.map("sub", e.map("mul", r, n[5]), 1.0)
+    gate = e.map("add", e.map("mul", u, gate), 2.0)
+    return e.map("mul", gate, n[2])
 
 
 # ---------------------------------------------------------------------------- layout, indexing
@@ -527,11 +519,10 @@ def unfold(n: OnnxNode, e: Emitter) -> Value:
     axis = n.axis(x.type.rank, -1, "dim")
     size, step = n.attr("size"), n.attr("step", 1)
     if step < 1 or not 1 <= size <= x.type.shape[axis]:
-        expected = f"a size from 1 to {x.type.shape[axis]}, a step of at least 1"
-        raise ModelError(
-            "UnfoldTensor: size or step is out of range",
-            expected=expected,
-            found=f"size={size}, step={step}",
+        raise n.refused(
+            "size or step is out of range",
+            f"a size from 1 to {x.type.shape[axis]}, a step of at least 1",
+            f"size={size}, step={step}",
         )
     count = (x.type.shape[axis] - size) // step + 1
     cells = TensorType((count, size), i64)
@@ -548,16 +539,16 @@ def is_all_finite(n: OnnxNode, e: Emitter) -> Value:
         if x is None:
             continue
         tests = [
-            e(t.Map(fn, (x,)))
+            e.map(fn, x)
             for fn, off in (("isinf", "isnan_only"), ("isnan", "isinf_only"))
             if not n.attr(off, 0)
         ]
-        odd = tests[0] if len(tests) == 1 else e(t.Map("or", tuple(tests)))
+        odd = tests[0] if len(tests) == 1 else e.map("or", *tests)
         some = e(t.Reduce("max", cast(e, odd, i32), tuple(range(x.type.rank))))
-        found = some if found is None else e(t.Map("max", (found, some)))
+        found = some if found is None else e.map("max", found, some)
     if found is None:
-        raise ModelError("IsAllFinite: there are no inputs")
-    return e(t.Map("eq", (found,), (0,)))
+        raise n.refused("there are no inputs")
+    return e.map("eq", found, 0)
 
 
 # ---------------------------------------------------------------------------- images, signals
@@ -570,8 +561,7 @@ def crop_and_resize(n: OnnxNode, e: Emitter) -> Value:
     size = n.ints(3, "the size of the crops")
     mode = n.attr("mode", "bilinear")
     if mode not in ("bilinear", "nearest"):
-        expected = "bilinear or nearest"
-        raise ModelError("CropAndResize: unknown mode", expected=expected, found=str(mode))
+        raise n.refused("unknown mode", "bilinear or nearest", mode)
     result = TensorType((boxes.type.shape[0], x.type.shape[1], *size), x.type.dtype)
     attrs = (("size", size), ("mode", str(mode)), ("outside", n.attr("extrapolation_value", 0.0)))
     work = 8 * result.size if mode == "bilinear" else 0
@@ -603,16 +593,15 @@ def fourier(n: OnnxNode, x: Value, attrs: dict[str, int]) -> OnnxNode:
 
 def check_signal(n: OnnxNode) -> None:
     if n.attr("signal_ndim", 1) != 1 or n.attr("normalized", 0) or not n.attr("onesided", 1):
-        raise ModelError(
-            f"{n.op}: these attributes are not supported",
-            expected="signal_ndim = 1, normalized = 0, onesided = 1",
+        raise n.refused(
+            "these attributes are not supported", "signal_ndim = 1, normalized = 0, onesided = 1"
         )
 
 
 def ms_grid_sample(n: OnnxNode, e: Emitter) -> Value:
     modes = {"bilinear": "bilinear", "bicubic": "bicubic", "nearest": "nearest"}
     if n.attr("mode", "bilinear") not in modes:
-        raise ModelError("GridSample: unknown mode", fix=nearest(str(n.attr("mode")), modes))
+        raise n.refused("unknown mode", fix=nearest(str(n.attr("mode")), modes))
     return sampling.grid_sample(replace(n, domain="", version=16), e)
 
 
@@ -681,7 +670,7 @@ def sparse_attention(n: OnnxNode, e: Emitter) -> Results:
 
 def refuse(why: str, fix: str) -> Converter:
     def convert(n: OnnxNode, e: Emitter) -> Results:
-        raise ModelError(f"{n.op}: {why}", fix=fix)
+        raise n.refused(f"{why}", fix=fix)
 
     return convert
 

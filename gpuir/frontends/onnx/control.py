@@ -58,9 +58,10 @@ def if_(n: OnnxNode, e: Emitter) -> Any:
         op = t.Cond(n[0], a.graph(captures), b.graph(captures), captures)
         return regrouped(a.results, e.add(op))
     if dtypes(a.results) != dtypes(b.results):
-        found = f"{_list(types[0])} and {_list(types[1])}"
-        raise ModelError(
-            "If: the two branches return different types", expected="the same", found=found
+        raise n.refused(
+            "the two branches return different types",
+            "the same",
+            f"{_list(types[0])} and {_list(types[1])}",
         )
     name, dearer = max(good.items(), key=lambda item: item[1].flops())
     e.assume(
@@ -146,16 +147,16 @@ def loop(n: OnnxNode, e: Emitter) -> Any:
     body, init = n.attr("body"), tuple(v for v in n.inputs[2:] if v is not None)
     steps = n.walk.load.steps_of(body)
     if len(init) != len(n.inputs[2:]) or len(steps.inputs) != 2 + len(init):
-        raise ModelError(
-            "Loop: the body has the wrong number of inputs",
-            expected=f"{2 + len(n.inputs[2:])} inputs",
-            found=str(len(steps.inputs)),
+        raise n.refused(
+            "the body has the wrong number of inputs",
+            f"{2 + len(n.inputs[2:])} inputs",
+            len(steps.inputs),
         )
     if len(steps.outputs) < 1 + len(init):
-        raise ModelError(
-            "Loop: the body has too few outputs",
-            expected=f"a condition and {len(init)} loop-carried values",
-            found=f"{len(steps.outputs)} outputs",
+        raise n.refused(
+            "the body has too few outputs",
+            f"a condition and {len(init)} loop-carried values",
+            f"{len(steps.outputs)} outputs",
         )
     n.walk.load.loops.add(n.name)
     starts = n.known(1)
@@ -388,9 +389,7 @@ def scan(n: OnnxNode, e: Emitter) -> Values:
     given = n.inputs[1:] if batched else n.inputs
     operands = tuple(v for v in given if v is not None)
     if not 0 < count <= len(operands) or len(operands) != len(given):
-        raise ModelError(
-            "Scan: inputs are missing", expected=f"{count} inputs to scan, and the initial states"
-        )
+        raise n.refused("inputs are missing", f"{count} inputs to scan, and the initial states")
     states, scanned = operands[: len(operands) - count], operands[len(operands) - count :]
     results = len(n.walk.load.steps_of(body).outputs) - len(states)
     s = _Scan(n, body, results, batched)
@@ -444,7 +443,7 @@ class _Scan:
         slices: list[Value] = []
         for v, axis, reverse in zip(scanned, axes, self.reverse_in, strict=True):
             last = inner.constant(max(trips - 1, 0), i64)
-            index = inner(t.Map("sub", (last, trip))) if reverse else trip
+            index = inner.map("sub", last, trip) if reverse else trip
             slices.append(inner(t.Gather(v, index, axis)))
         outputs = walk.inside(inner).enter(self.body, (*carried, *slices))
         graph = inner.builder.finish(tuple(inner.place(v) for v in outputs))
@@ -476,9 +475,9 @@ def sequence_map(n: OnnxNode, e: Emitter) -> Any:
     body = n.attr("body")
     first, *others = (whole(n, v) if isinstance(v, Items) else v for v in n.inputs)
     if not isinstance(first, Items):
-        raise ModelError("SequenceMap: the first input is not a sequence", found=str(first))
+        raise n.refused("the first input is not a sequence", found=first)
     if any(isinstance(v, Items) and len(v) != len(first) for v in others):
-        raise ModelError("SequenceMap: the sequences have different lengths")
+        raise n.refused("the sequences have different lengths")
     rows: list[Results] = []
     for i, item in enumerate(first):
         more = (taken(e, v[i]) if isinstance(v, Items) else v for v in others)

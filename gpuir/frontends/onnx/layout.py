@@ -13,7 +13,6 @@ from gpuir.frontends.idioms import cast, line, reshaped
 from gpuir.frontends.onnx.node import Converter, OnnxNode
 from gpuir.frontends.onnx.proto import Attributes, sparse_type, tensor_type
 from gpuir.interp import evaluate, to_numpy_dtype, to_type, wide
-from gpuir.ir.errors import ModelError
 from gpuir.ir.graph import Value
 from gpuir.ir.types import TensorType, f32, i64
 from gpuir.ops import tensor as t
@@ -35,7 +34,7 @@ def axes_of(n: OnnxNode, i: int, rank: int) -> tuple[int, ...] | None:
         return None
     found = tuple(n.from_front(a, rank) for a in axes)
     if len(set(found)) != len(found):
-        raise ModelError(f"{n.op}: an axis is listed twice", found=str(list(axes)))
+        raise n.refused("an axis is listed twice", found=list(axes))
     return found
 
 
@@ -47,26 +46,24 @@ def reshape(n: OnnxNode, e: Emitter) -> Value:
     x = n[0]
     wanted = attr_or_ints(n, "shape", 1)
     if wanted is None:
-        raise ModelError("Reshape: the target shape is missing")
+        raise n.refused("the target shape is missing")
     shape = list(wanted)
     if not n.attr("allowzero", 0):
         for i, extent in enumerate(shape):
             if extent == 0 and i >= x.type.rank:
-                raise ModelError(
-                    "Reshape: a 0 in the shape copies a size from the input, but the input "
-                    "has no such axis",
-                    found=str(shape),
+                raise n.refused(
+                    "a 0 in the shape copies a size from the input, but the input has no such axis",
+                    found=shape,
                 )
             shape[i] = x.type.shape[i] if extent == 0 else extent
     if -1 in shape:
         rest = prod(s for s in shape if s != -1)
         fits = shape.count(-1) == 1 and rest > 0 and x.type.size % rest == 0
         if not fits and not (rest == 0 == x.type.size and shape.count(-1) == 1):
-            expected = f"the {x.type.size} elements of {x.type}"
-            raise ModelError(
-                "Reshape: the target shape has a different number of elements",
-                expected=expected,
-                found=str(list(wanted)),
+            raise n.refused(
+                "the target shape has a different number of elements",
+                f"the {x.type.size} elements of {x.type}",
+                list(wanted),
             )
         shape[shape.index(-1)] = x.type.size // rest if rest else 0
     return reshaped(e, x, tuple(shape))
@@ -75,9 +72,7 @@ def reshape(n: OnnxNode, e: Emitter) -> Value:
 def flatten(n: OnnxNode, e: Emitter) -> Value:
     shape, axis = n[0].type.shape, n.attr("axis", 1)
     if not -len(shape) <= axis <= len(shape):
-        raise ModelError(
-            "Flatten: axis is out of range", expected=f"0..{len(shape)}", found=str(axis)
-        )
+        raise n.refused("axis is out of range", f"0..{len(shape)}", axis)
     axis = axis + len(shape) if axis < 0 else axis
     return reshaped(e, n[0], (prod(shape[:axis]), prod(shape[axis:])))
 
@@ -88,11 +83,8 @@ def squeeze(n: OnnxNode, e: Emitter) -> Value:
     if axes is None:
         axes = tuple(i for i, extent in enumerate(shape) if extent == 1)
     if any(shape[a] != 1 for a in axes):
-        expected = f"extent 1 at {list(axes)}"
-        raise ModelError(
-            "Squeeze: an axis to remove does not have size 1",
-            expected=expected,
-            found=str(n[0].type),
+        raise n.refused(
+            "an axis to remove does not have size 1", f"extent 1 at {list(axes)}", n[0].type
         )
     return reshaped(e, n[0], tuple(s for i, s in enumerate(shape) if i not in axes))
 
@@ -124,11 +116,7 @@ def tile(n: OnnxNode, e: Emitter) -> Value:
     x, repeats = n[0], n.ints(1, "its repeats")
     shape = x.type.shape
     if len(repeats) != len(shape) or min(repeats, default=0) < 0:
-        raise ModelError(
-            "Tile: repeats needs one number for each axis",
-            expected=str(x.type),
-            found=str(list(repeats)),
-        )
+        raise n.refused("repeats needs one number for each axis", x.type, list(repeats))
     apart: list[int] = []
     spread: list[int] = []
     for extent, count in zip(shape, repeats, strict=True):
@@ -163,19 +151,19 @@ def split(n: OnnxNode, e: Emitter) -> Results:
     if sizes is None:
         given = n.attr("num_outputs", count)
         if not count <= given <= max(count, MOST_PARTS):
-            expected = f"{count} to {MOST_PARTS}, because the node has {count} outputs"
-            raise ModelError(
-                "Split: num_outputs is out of range", expected=expected, found=str(given)
+            raise n.refused(
+                "num_outputs is out of range",
+                f"{count} to {MOST_PARTS}, because the node has {count} outputs",
+                given,
             )
         count = given
         part = -(-extent // count)
         sizes = tuple(max(min(part, extent - i * part), 0) for i in range(count))
     if sum(sizes) != extent or min(sizes, default=0) < 0 or len(sizes) < len(n.outputs):
-        expected = f"{extent} in {len(n.outputs)} parts"
-        raise ModelError(
-            "Split: the sum of the split sizes is not the size of the axis",
-            expected=expected,
-            found=f"{sizes}",
+        raise n.refused(
+            "the sum of the split sizes is not the size of the axis",
+            f"{extent} in {len(n.outputs)} parts",
+            sizes,
         )
     starts = [0, *accumulate(sizes)][:-1]
     return tuple(
@@ -198,14 +186,14 @@ def slice_(n: OnnxNode, e: Emitter) -> Value:
     shape = n[0].type.shape
     starts, ends = attr_or_ints(n, "starts", 1), attr_or_ints(n, "ends", 2)
     if starts is None or ends is None:
-        raise ModelError("Slice: starts or ends are missing")
+        raise n.refused("starts or ends are missing")
     axes = axes_of(n, 3, len(shape))
     axes = tuple(range(len(starts))) if axes is None else axes
     steps = n.ints(4, "its steps") if n.get(4) is not None else (1,) * len(starts)
     fits = len(starts) == len(ends) == len(axes) == len(steps) <= len(shape)
     if not fits or 0 in steps:
-        raise ModelError(
-            "Slice: each axis needs one start, one end and one step that is not 0",
+        raise n.refused(
+            "each axis needs one start, one end and one step that is not 0",
             found=f"starts {starts}, ends {ends}, axes {axes}, steps {steps}",
         )
     cuts: dict[int, tuple[int, int, int]] = {}
@@ -225,15 +213,14 @@ def pad(n: OnnxNode, e: Emitter) -> Value:
     axes = axes_of(n, 3, rank) if n.get(3) is not None else tuple(range(rank))
     assert axes is not None
     if len(pads) != 2 * len(axes):
-        expected = (
+        raise n.refused(
+            "the number of pads is wrong",
             f"{2 * len(axes)} numbers: first the padding before each axis, then the "
-            "padding after each"
-        )
-        raise ModelError(
-            "Pad: the number of pads is wrong", expected=expected, found=str(list(pads))
+            "padding after each",
+            list(pads),
         )
     if mode not in PAD_MODES:
-        raise ModelError("Pad: the mode is unknown", expected=", ".join(PAD_MODES), found=str(mode))
+        raise n.refused("the mode is unknown", ", ".join(PAD_MODES), mode)
     before, after = dict(zip(axes, pads, strict=False)), dict(zip(axes, pads[len(axes) :]))
     low, high = (tuple(side.get(i, 0) for i in range(rank)) for side in (before, after))
     if not any(low) and not any(high):
@@ -261,9 +248,8 @@ def center_crop_pad(n: OnnxNode, e: Emitter) -> Value:
     axes = axes_of(n, -1, x.type.rank) if n.attr("axes") is not None else range(x.type.rank)
     assert axes is not None
     if len(axes) != len(wanted):
-        expected = f"{len(axes)} sizes, one for each axis"
-        raise ModelError(
-            "CenterCropPad: the shape has the wrong length", expected=expected, found=f"{wanted}"
+        raise n.refused(
+            "the shape has the wrong length", f"{len(axes)} sizes, one for each axis", wanted
         )
     low, high = [0] * x.type.rank, [0] * x.type.rank
     for axis, size in zip(axes, wanted, strict=True):
@@ -278,12 +264,7 @@ def space_to_depth(n: OnnxNode, e: Emitter) -> Value:
     x, b = n[0], n.attr("blocksize")
     batch, c, h, w = _image(n, x)
     if not b or h % b or w % b:
-        expected = f"blocks of {b}"
-        raise ModelError(
-            "SpaceToDepth: blocksize does not divide height and width",
-            expected=expected,
-            found=str(x.type),
-        )
+        raise n.refused("blocksize does not divide height and width", f"blocks of {b}", x.type)
     apart = e(t.Reshape(x, (batch, c, h // b, b, w // b, b)))
     perm = (0, 1, 3, 5, 2, 4) if n.attr("mode", "DCR") == "CRD" else (0, 3, 5, 1, 2, 4)
     return e(t.Reshape(e(t.Transpose(apart, perm)), (batch, c * b * b, h // b, w // b)))
@@ -293,8 +274,7 @@ def depth_to_space(n: OnnxNode, e: Emitter) -> Value:
     x, b = n[0], n.attr("blocksize")
     batch, c, h, w = _image(n, x)
     if not b or c % (b * b):
-        expected = f"blocks of {b}"
-        raise ModelError("DepthToSpace: blocks do not fit", expected=expected, found=str(x.type))
+        raise n.refused("blocks do not fit", f"blocks of {b}", x.type)
     if n.attr("mode", "DCR") == "CRD":
         shape, perm = (batch, c // (b * b), b, b, h, w), (0, 1, 4, 2, 5, 3)
     else:
@@ -305,9 +285,7 @@ def depth_to_space(n: OnnxNode, e: Emitter) -> Value:
 
 def _image(n: OnnxNode, x: Value) -> tuple[int, int, int, int]:
     if x.type.rank != 4:
-        raise ModelError(
-            f"{n.op}: the input is not an image", expected="[N, C, H, W]", found=str(x.type)
-        )
+        raise n.refused("the input is not an image", "[N, C, H, W]", x.type)
     batch, c, h, w = x.type.shape
     return batch, c, h, w
 
@@ -321,11 +299,11 @@ def gather(n: OnnxNode, e: Emitter) -> Value:
     axis = n.axis(n[0].type.rank)
     known, rows = e.array_of(n[1]), n[0].type.shape[axis]
     if known is not None and known.size and not -rows <= known.min() <= known.max() < rows:
-        raise ModelError(
-            f"{n.op}: an index is out of range",
-            expected=f"{-rows} to {rows - 1}, of {n[0].type}",
-            found=f"{known.min()} to {known.max()}",
-            fix="choose smaller sizes with --dims, so that all indices are inside the table",
+        raise n.refused(
+            "an index is out of range",
+            f"{-rows} to {rows - 1}, of {n[0].type}",
+            f"{known.min()} to {known.max()}",
+            "choose smaller sizes with --dims, so that all indices are inside the table",
         )
     return e(t.Gather(n[0], n[1], axis))
 
@@ -341,11 +319,7 @@ def gather_nd(n: OnnxNode, e: Emitter) -> Value:
 def _combine(n: OnnxNode) -> t.Combine:
     how: Any = n.attr("reduction", "none")
     if how not in ("none", "add", "mul", "min", "max"):
-        raise ModelError(
-            f"{n.op}: the reduction is unknown",
-            expected="none, add, mul, min or max",
-            found=str(how),
-        )
+        raise n.refused("the reduction is unknown", "none, add, mul, min or max", how)
     return how
 
 
@@ -420,31 +394,29 @@ def one_hot(n: OnnxNode, e: Emitter) -> Value:
     axis = n.axis(rank + 1, -1)
     if indices.type.dtype != i64:
         indices = e(t.Cast(indices, i64))
-    behind = e(t.Map("lt", (indices,), (0,)))
-    indices = e(t.Map("where", (behind, e(t.Map("add", (indices,), (depth,))), indices)))
+    behind = e.map("lt", indices, 0)
+    indices = e.map("where", behind, e.map("add", indices, depth), indices)
     shape = indices.type.shape
     indices = e(t.Reshape(indices, (*shape[:axis], 1, *shape[axis:])))
     fold = e.const_of(n[0]) is not None
-    hot = e(t.Map("eq", (indices, line(e, depth, rank + 1, axis, i64, fold))))
+    hot = e.map("eq", indices, line(e, depth, rank + 1, axis, i64, fold))
     off, on = (reshaped(e, sliced(e, values, {0: (i, 1, 1)}), ()) for i in (0, 1))
-    return e(t.Map("where", (hot, on, off)))
+    return e.map("where", hot, on, off)
 
 
 def trilu(n: OnnxNode, e: Emitter) -> Value:
     """x where column - row >= k (upper) or <= k, else 0."""
     x = n[0]
     if x.type.rank < 2:
-        raise ModelError(
-            "Trilu: the input is not a matrix", expected="at least two axes", found=str(x.type)
-        )
+        raise n.refused("the input is not a matrix", "at least two axes", x.type)
     rows, columns = x.type.shape[-2:]
     fold = e.const_of(x) is not None
     across = line(e, columns, 2, 1, i64, fold)
     down = line(e, rows, 2, 0, i64, fold)
-    offset = e(t.Map("sub", (across, down)))
+    offset = e.map("sub", across, down)
     k = reshaped(e, n[1], ()) if n.get(1) is not None else e.constant(0, i64)
-    kept = e(t.Map("ge" if n.attr("upper", 1) else "le", (offset, k)))
-    return e(t.Map("where", (kept, x, e.constant(0, x.type.dtype))))
+    kept = e.map("ge" if n.attr("upper", 1) else "le", offset, k)
+    return e.map("where", kept, x, e.constant(0, x.type.dtype))
 
 
 # ---------------------------------------------------------------------------- generators
@@ -454,14 +426,15 @@ def range_(n: OnnxNode, e: Emitter) -> Value:
     low, high, step = (n.number(i, what) for i, what in enumerate(("start", "limit", "delta")))
     dtype = n[0].type.dtype
     if step == 0 or (dtype.is_float and not isfinite((high - low) / step)):
-        found = f"from {low} to {high} by {step}"
-        raise ModelError("Range: start, limit and delta give no valid range", found=found)
+        raise n.refused(
+            "start, limit and delta give no valid range", found=f"from {low} to {high} by {step}"
+        )
     count = ceil((high - low) / step) if dtype.is_float else -((low - high) // step)
     count = max(int(count), 0)
     exact = to_type(wide(n.need(0, "start"))).dtype
     steps = e(t.Iota(TensorType((count,), exact), 0))
-    scaled = e(t.Map("mul", (steps,), (step,))) if step != 1 else steps
-    moved = e(t.Map("add", (scaled,), (low,))) if low else scaled
+    scaled = e.map("mul", steps, step) if step != 1 else steps
+    moved = e.map("add", scaled, low) if low else scaled
     return cast(e, moved, dtype)
 
 
@@ -480,11 +453,10 @@ def constant(n: OnnxNode, e: Emitter) -> Value:
     for name in ("value", "sparse_value"):
         if name in attrs:
             return e.constant(attrs[name])
-    found = ", ".join(attrs) or "no attribute"
-    raise ModelError(
-        "Constant: the value is not a tensor of numbers",
-        expected="one of value, value_float, value_int, value_floats, value_ints",
-        found=found,
+    raise n.refused(
+        "the value is not a tensor of numbers",
+        "one of value, value_float, value_int, value_floats, value_ints",
+        ", ".join(attrs) or "no attribute",
     )
 
 
@@ -492,7 +464,7 @@ def constant_of_shape(n: OnnxNode, e: Emitter) -> Value:
     value = n.attr("value")
     value = np.zeros(1, np.float32) if value is None else np.asarray(value).reshape(-1)
     if value.size != 1:
-        raise ModelError("ConstantOfShape: value", expected="one number", found=f"{value.size}")
+        raise n.refused("value", "one number", value.size)
     value = value[0]
     shape = n.ints(0, "its operand, the shape")
     dtype = e.constant(value).type.dtype
@@ -510,9 +482,7 @@ def size(n: OnnxNode, e: Emitter) -> Value:
 
 def eye_like(n: OnnxNode, e: Emitter) -> Value:
     if n[0].type.rank != 2:
-        raise ModelError(
-            "EyeLike: the input is not a matrix", expected="two axes", found=str(n[0].type)
-        )
+        raise n.refused("the input is not a matrix", "two axes", n[0].type)
     type = TensorType(n[0].type.shape, n.dtype("dtype", n[0].type.dtype))
     rows, columns = type.shape
     k = n.attr("k", 0)

@@ -52,18 +52,15 @@ def _aligned(n: OnnxNode, axis: int) -> OnnxNode:
     a, b = n[0].type, n[1].type
     trailing = a.rank - axis - b.rank
     if trailing < 0:
-        raise ModelError(
-            f"{n.op}: the shapes of the inputs do not match", found=f"{a}, {b}, axis={axis}"
-        )
+        raise n.refused("the shapes of the inputs do not match", found=f"{a}, {b}, axis={axis}")
     reshaped = n.emit(t.Reshape(n[1], (*b.shape, *(1,) * trailing))) if trailing else n[1]
     return replace(n, inputs=(n[0], reshaped, *n.inputs[2:]))
 
 
 def _changed(n: OnnxNode, found: str) -> ModelError:
-    return ModelError(
-        f"{n.op}: the operator is different in opset {n.version}, and gpuir reads "
-        "such nodes as in opset 7",
-        expected="a node that is also valid in opset 7",
-        found=found,
-        fix="convert the model to opset 7 or later with onnx.version_converter",
+    return n.refused(
+        f"the operator is different in opset {n.version}, and gpuir reads such nodes as in opset 7",
+        "a node that is also valid in opset 7",
+        found,
+        "convert the model to opset 7 or later with onnx.version_converter",
     )

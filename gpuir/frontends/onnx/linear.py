@@ -11,7 +11,6 @@ import numpy as np
 from gpuir.frontends.emit import Emitter
 from gpuir.frontends.onnx.classic import as_f32, labels, second_class, transformed
 from gpuir.frontends.onnx.node import Converter, OnnxNode
-from gpuir.ir.errors import ModelError
 from gpuir.ir.graph import Value
 from gpuir.ir.types import TensorType, f32, i64
 from gpuir.ops import tensor as t
@@ -30,10 +29,8 @@ def matrix(n: OnnxNode, attr: str, rows: int, columns: int, of: str) -> np.ndarr
     """The attribute as a matrix; `of` says what its rows and columns are."""
     numbers = np.asarray(n.attr(attr, ()), np.float32)
     if not rows or numbers.size != rows * columns:
-        raise ModelError(
-            f"{n.op}: the length of {attr} does not match {of}",
-            expected=f"{rows} x {columns}",
-            found=str(numbers.size),
+        raise n.refused(
+            f"the length of {attr} does not match {of}", f"{rows} x {columns}", numbers.size
         )
     return numbers.reshape(rows, columns)
 
@@ -43,7 +40,7 @@ def numbers(n: OnnxNode, attr: str, count: int) -> Sequence[float]:
     found = n.attr(attr, ())
     if len(found) < count:
         expected, got = f"{count} or more numbers", str(len(found))
-        raise ModelError(f"{n.op}: {attr} is too short", expected=expected, found=got)
+        raise n.refused(f"{attr} is too short", expected, got)
     return found[:count]
 
 
@@ -53,7 +50,7 @@ def dot(e: Emitter, x: Value, rows: np.ndarray) -> Value:
 
 
 def plus(e: Emitter, x: Value, more: Sequence[float], name: str) -> Value:
-    return e(t.Map("add", (x, e.constant(more, f32, name)))) if len(more) else x
+    return e.map("add", x, e.constant(more, f32, name)) if len(more) else x
 
 
 def chosen(e: Emitter, above: Value, names: Value) -> Value:
@@ -69,10 +66,10 @@ def linear_regressor(n: OnnxNode, e: Emitter) -> Value:
     """x w + b, a column a target."""
     x, targets = rows_of(n, e), n.attr("targets", 1)
     if targets < 1 or not x.type.shape[-1]:
-        raise ModelError(
-            "LinearRegressor: there are no targets or no input columns",
-            expected="at least one target and one input column",
-            found=f"{targets} of {x.type}",
+        raise n.refused(
+            "there are no targets or no input columns",
+            "at least one target and one input column",
+            f"{targets} of {x.type}",
         )
     w = matrix(n, "coefficients", targets, x.type.shape[-1], "targets and columns of the input")
     y = plus(e, dot(e, x, w), n.attr("intercepts", ()), "intercepts")
@@ -90,10 +87,10 @@ def linear_classifier(n: OnnxNode, e: Emitter) -> tuple[Value, Value]:
     how = n.attr("post_transform", "NONE")
     if count != max(classes, 2):
         expected, found = f"{max(classes, 2)}, for {classes} rows of coefficients", str(count)
-        raise ModelError(f"{n.op}: the number of labels", expected=expected, found=found)
+        raise n.refused("the number of labels", expected, found)
     if classes > 1:
         return e(t.Gather(names, e(t.ArgReduce("max", s, 1)))), transformed(n, e, s, how)
-    return chosen(e, e(t.Map("gt", (s,), (0.0,))), names), second_class(n, e, s, how)
+    return chosen(e, e.map("gt", s, 0.0), names), second_class(n, e, s, how)
 
 
 # ---------------------------------------------------------------------------- support vectors
@@ -104,8 +101,7 @@ def kernel(n: OnnxNode, e: Emitter, x: Value, vectors: np.ndarray) -> Value:
     exp(-gamma |x - v|^2); tanh(gamma x.v + c)."""
     kind = n.attr("kernel_type", "LINEAR")
     if kind not in KERNELS:
-        expected = ", ".join(KERNELS)
-        raise ModelError(f"{n.op}: kernel_type is unknown", expected=expected, found=str(kind))
+        raise n.refused("kernel_type is unknown", ", ".join(KERNELS), kind)
     if kind == "LINEAR":
         return dot(e, x, vectors)
     gamma, c, degree = numbers(n, "kernel_params", 3)
@@ -115,10 +111,10 @@ def kernel(n: OnnxNode, e: Emitter, x: Value, vectors: np.ndarray) -> Value:
             e(t.Reshape(x, (rows, 1, columns))),
             e.constant(vectors[None], f32, "support_vectors"),
         )
-        d = e(t.Map("sub", apart))
-        squared = e(t.Reduce("sum", e(t.Map("mul", (d, d))), (2,)))
-        return e(t.Map("exp", (e(t.Map("mul", (squared,), (-gamma,))),)))
-    y = e(t.Map("add", (e(t.Map("mul", (dot(e, x, vectors),), (gamma,))),), (c,)))
+        d = e.map("sub", *apart)
+        squared = e(t.Reduce("sum", e.map("mul", d, d), (2,)))
+        return e.map("exp", e.map("mul", squared, -gamma))
+    y = e.map("add", e.map("mul", dot(e, x, vectors), gamma), c)
     return e(t.Map("tanh", (y,)) if kind == "SIGMOID" else t.Map("pow", (y,), (degree,)))
 
 
@@ -136,8 +132,8 @@ def svm_regressor(n: OnnxNode, e: Emitter) -> Value:
         e.assume(f"{n.name}: post_transform={how} is left out, as onnxruntime does")
     if not n.attr("one_class", 0):
         return y
-    above, one = e(t.Map("gt", (y,), (0.0,))), e.constant(1, f32)
-    return e(t.Map("where", (above, one, e.constant(-1, f32))))
+    above, one = e.map("gt", y, 0.0), e.constant(1, f32)
+    return e.map("where", above, one, e.constant(-1, f32))
 
 
 def svm_classifier(n: OnnxNode, e: Emitter) -> tuple[Value, Value]:
@@ -156,18 +152,18 @@ def svm_classifier(n: OnnxNode, e: Emitter) -> tuple[Value, Value]:
         if classes == 2 and not len(a):  # above the threshold it is the second, even if it is less
             top = e(t.Reduce("max", s, (1,)))
             above = t.Map("ge", (top,), (0.5,)) if (w >= 0).all() else t.Map("gt", (top,), (0.0,))
-            best = e(t.Map("where", (e(above), e.constant(1, i64), best)))
+            best = e.map("where", e(above), e.constant(1, i64), best)
         return e(t.Gather(names, best)), transformed(n, e, s, how)
     if len(of_class) != classes or classes < 2:
         expected, found = f"{classes}: one for each of two or more labels", str(len(of_class))
-        raise ModelError(f"{n.op}: the length of vectors_per_class", expected=expected, found=found)
+        raise n.refused("the length of vectors_per_class", expected, found)
     count = sum(of_class)
     vectors = matrix(n, "support_vectors", count, x.type.shape[-1], "support vectors and columns")
     given = matrix(n, "coefficients", classes - 1, count, "classes - 1 and support vectors")
     pairs, weights = duels(given, of_class)
     s = dot(e, kernel(n, e, x, vectors), weights)
     s = plus(e, s, numbers(n, "rho", len(pairs)), "rho")
-    won = e(t.Cast(e(t.Map("gt", (s,), (0.0,))), f32))
+    won = e(t.Cast(e.map("gt", s, 0.0), f32))
     lost = np.array([[c == j for _, j in pairs] for c in range(classes)], np.float32)
     gains = np.array([[c == i for i, _ in pairs] for c in range(classes)], np.float32) - lost
     votes = plus(e, dot(e, won, gains), tuple(lost.sum(1)), "votes")
@@ -197,9 +193,9 @@ def probabilities(n: OnnxNode, e: Emitter, s: Value, classes: int) -> Value:
     a, b = (
         e.constant(numbers(n, name, s.type.shape[1]), f32, name) for name in ("prob_a", "prob_b")
     )
-    fitted = e(t.Map("add", (e(t.Map("mul", (s, a))), b)))
-    p = e(t.Map("sigmoid", (e(t.Map("neg", (fitted,))),)))
-    p = e(t.Map("clip", (p,), (LEAST, 1 - LEAST)))
+    fitted = e.map("add", e.map("mul", s, a), b)
+    p = e.map("sigmoid", e.map("neg", fitted))
+    p = e.map("clip", p, LEAST, 1 - LEAST)
     rows = p.type.shape[0]
     gives = (TensorType((rows, classes), f32),)
     attrs, rounds = (("classes", classes),), 10  # assumed: most rows need few, none more than 100

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from gpuir.frontends.emit import Emitter, UnknownValue
+from gpuir.frontends.node import ModelNode
 from gpuir.frontends.onnx.proto import DTYPES
 from gpuir.interp import wide
 from gpuir.ir.errors import ModelError
@@ -18,7 +19,7 @@ from gpuir.ir.types import DType
 
 
 @dataclass
-class OnnxNode:
+class OnnxNode(ModelNode):
     """A model node as a converter sees it: operands are `Value`s, absent ones None."""
 
     op: str

@@ -7,7 +7,6 @@ from math import isfinite
 
 from gpuir.frontends.emit import Emitter, UnknownValue
 from gpuir.frontends.onnx.node import Converter, OnnxNode
-from gpuir.ir.errors import ModelError
 from gpuir.ir.graph import Value
 from gpuir.ir.types import DType, TensorType, bool_, f32, i32, i64
 from gpuir.ops import tensor as t
@@ -19,7 +18,7 @@ def elementwise(fn: str) -> Converter:
     """An operator that is the scalar function `fn` of all its operands."""
 
     def convert(n: OnnxNode, e: Emitter) -> Value:
-        return e(t.Map(fn, tuple(n[i] for i in range(len(n.inputs)))))
+        return e.map(fn, *(n[i] for i in range(len(n.inputs))))
 
     return convert
 
@@ -29,7 +28,7 @@ def with_settings(fn: str, **defaults: float) -> Converter:
 
     def convert(n: OnnxNode, e: Emitter) -> Value:
         settings = tuple(float(n.attr(name, default)) for name, default in defaults.items())
-        return e(t.Map(fn, (n[0],), settings))
+        return e.map(fn, n[0], *settings)
 
     return convert
 
@@ -39,7 +38,7 @@ def variadic(fn: str) -> Converter:
 
     def convert(n: OnnxNode, e: Emitter) -> Value:
         operands = [n[0], *(n[i] for i in range(1, len(n.inputs)))]
-        return reduce(lambda a, b: e(t.Map(fn, (a, b))), operands)
+        return reduce(lambda a, b: e.map(fn, a, b), operands)
 
     return convert
 
@@ -47,7 +46,7 @@ def variadic(fn: str) -> Converter:
 def mean(n: OnnxNode, e: Emitter) -> Value:
     total = variadic("add")(n, e)
     assert isinstance(total, Value)
-    return e(t.Map("div", (total,), (len(n.inputs),)))
+    return e.map("div", total, len(n.inputs))
 
 
 def identity(n: OnnxNode, e: Emitter) -> Value:
@@ -58,7 +57,7 @@ def identity(n: OnnxNode, e: Emitter) -> Value:
 
 
 def mod(n: OnnxNode, e: Emitter) -> Value:
-    return e(t.Map("fmod" if n.attr("fmod", 0) else "mod", (n[0], n[1])))
+    return e.map("fmod" if n.attr("fmod", 0) else "mod", n[0], n[1])
 
 
 def power(n: OnnxNode, e: Emitter) -> Value:
@@ -67,22 +66,20 @@ def power(n: OnnxNode, e: Emitter) -> Value:
     base, exponent = n[0], n[1]
     dtype, other = base.type.dtype, exponent.type.dtype
     if other == dtype:
-        return e(t.Map("pow", (base, exponent)))
+        return e.map("pow", base, exponent)
     if dtype.is_float or other.is_integer:
-        return e(t.Map("pow", (base, e(t.Cast(exponent, dtype)))))
+        return e.map("pow", base, e(t.Cast(exponent, dtype)))
     known = n.known(1) if exponent.type.size == 1 else None
     if known is not None and float(known.item()).is_integer() and known.item() >= 0:
-        return e(t.Map("pow", (base, e(t.Cast(exponent, dtype)))))
-    return e(t.Cast(e(t.Map("pow", (e(t.Cast(base, other)), exponent))), dtype))
+        return e.map("pow", base, e(t.Cast(exponent, dtype)))
+    return e(t.Cast(e.map("pow", e(t.Cast(base, other)), exponent), dtype))
 
 
 def bit_shift(n: OnnxNode, e: Emitter) -> Value:
     direction = n.attr("direction", "")
     if direction not in ("LEFT", "RIGHT"):
-        raise ModelError(
-            "BitShift: the direction is unknown", expected="LEFT or RIGHT", found=direction
-        )
-    return e(t.Map(f"shift_{direction.lower()}", (n[0], n[1])))
+        raise n.refused("the direction is unknown", "LEFT or RIGHT", direction)
+    return e.map(f"shift_{direction.lower()}", n[0], n[1])
 
 
 def clip(n: OnnxNode, e: Emitter) -> Value:
@@ -94,10 +91,10 @@ def clip(n: OnnxNode, e: Emitter) -> Value:
     else:
         low, high = n.get(1), n.get(2)
     if low is not None and high is not None:
-        return e(t.Map("clip", (x, low, high)))
+        return e.map("clip", x, low, high)
     if low is not None:
-        return e(t.Map("max", (x, low)))
-    return x if high is None else e(t.Map("min", (x, high)))
+        return e.map("max", x, low)
+    return x if high is None else e.map("min", x, high)
 
 
 # ---------------------------------------------------------------------------- activations
@@ -107,12 +104,8 @@ def prelu(n: OnnxNode, e: Emitter) -> Value:
     """The slope broadcasts to x, never x to the slope."""
     x, slope = n[0], n[1]
     if t.broadcast(x.type.shape, slope.type.shape) != x.type.shape:
-        raise ModelError(
-            "PRelu: the shape of the slope does not broadcast to x",
-            expected=str(x.type),
-            found=str(slope.type),
-        )
-    return e(t.Map("leaky_relu", (x, slope)))
+        raise n.refused("the shape of the slope does not broadcast to x", x.type, slope.type)
+    return e.map("leaky_relu", x, slope)
 
 
 def selu(n: OnnxNode, e: Emitter) -> Value:
@@ -120,58 +113,56 @@ def selu(n: OnnxNode, e: Emitter) -> Value:
     NeurIPS 2017."""
     alpha = n.attr("alpha", 1.67326319217681884765625)
     gamma = n.attr("gamma", 1.05070102214813232421875)
-    return e(t.Map("mul", (e(t.Map("elu", (n[0],), (alpha,))),), (gamma,)))
+    return e.map("mul", e.map("elu", n[0], alpha), gamma)
 
 
 def celu(n: OnnxNode, e: Emitter) -> Value:
     """alpha * elu(x / alpha, 1)."""
     alpha = n.attr("alpha", 1.0)
     if alpha == 1:
-        return e(t.Map("elu", (n[0],), (1.0,)))
-    inner = e(t.Map("elu", (e(t.Map("div", (n[0],), (alpha,))),), (1.0,)))
-    return e(t.Map("mul", (inner,), (alpha,)))
+        return e.map("elu", n[0], 1.0)
+    inner = e.map("elu", e.map("div", n[0], alpha), 1.0)
+    return e.map("mul", inner, alpha)
 
 
 def softsign(n: OnnxNode, e: Emitter) -> Value:
     """x / (1 + |x|)."""
-    below = e(t.Map("add", (e(t.Map("abs", (n[0],))),), (1,)))
-    return e(t.Map("div", (n[0], below)))
+    below = e.map("add", e.map("abs", n[0]), 1)
+    return e.map("div", n[0], below)
 
 
 def thresholded_relu(n: OnnxNode, e: Emitter) -> Value:
     """x where it exceeds alpha, else 0."""
     x = n[0]
-    above = e(t.Map("gt", (x,), (n.attr("alpha", 1.0),)))
-    return e(t.Map("where", (above, x, e.constant(0, x.type.dtype))))
+    above = e.map("gt", x, n.attr("alpha", 1.0))
+    return e.map("where", above, x, e.constant(0, x.type.dtype))
 
 
 def shrink(n: OnnxNode, e: Emitter) -> Value:
     """x - sign(x) * bias where |x| > lambd, else 0."""
     x, bias = n[0], n.attr("bias", 0.0)
-    outside = e(t.Map("gt", (e(t.Map("abs", (x,))),), (n.attr("lambd", 0.5),)))
+    outside = e.map("gt", e.map("abs", x), n.attr("lambd", 0.5))
     shrunk = x
     if bias:
-        toward = e(t.Map("mul", (e(t.Map("sign", (x,))),), (bias,)))
-        shrunk = e(t.Map("sub", (x, toward)))
-    return e(t.Map("where", (outside, shrunk, e.constant(0, x.type.dtype))))
+        toward = e.map("mul", e.map("sign", x), bias)
+        shrunk = e.map("sub", x, toward)
+    return e.map("where", outside, shrunk, e.constant(0, x.type.dtype))
 
 
 def gelu(n: OnnxNode, e: Emitter) -> Value:
     fns = {"none": "gelu", "tanh": "gelu_tanh"}
     how = n.attr("approximate", "none")
     if how not in fns:
-        raise ModelError(
-            "Gelu: the attribute approximate is unknown", expected="none or tanh", found=how
-        )
-    return e(t.Map(fns[how], (n[0],)))
+        raise n.refused("the attribute approximate is unknown", "none or tanh", how)
+    return e.map(fns[how], n[0])
 
 
 def swish_of(x: Value, alpha: float, e: Emitter) -> Value:
     """x * sigmoid(alpha * x)."""
     if alpha == 1:
-        return e(t.Map("silu", (x,)))
-    gate = e(t.Map("sigmoid", (e(t.Map("mul", (x,), (alpha,))),)))
-    return e(t.Map("mul", (x, gate)))
+        return e.map("silu", x)
+    gate = e.map("sigmoid", e.map("mul", x, alpha))
+    return e.map("mul", x, gate)
 
 
 def swish(n: OnnxNode, e: Emitter) -> Value:
@@ -180,7 +171,7 @@ def swish(n: OnnxNode, e: Emitter) -> Value:
 
 def swiglu(n: OnnxNode, e: Emitter) -> Value:
     """swish(a) * b."""
-    return e(t.Map("mul", (swish_of(n[0], n.attr("alpha", 1.0), e), n[1])))
+    return e.map("mul", swish_of(n[0], n.attr("alpha", 1.0), e), n[1])
 
 
 # ---------------------------------------------------------------------------- tests
@@ -190,10 +181,10 @@ def is_inf(n: OnnxNode, e: Emitter) -> Value:
     """Either sign, or the one asked for."""
     positive, negative = bool(n.attr("detect_positive", 1)), bool(n.attr("detect_negative", 1))
     if positive and negative:
-        return e(t.Map("isinf", (n[0],)))
+        return e.map("isinf", n[0])
     if not positive and not negative:
         return e.fill(False, TensorType(n[0].type.shape, bool_))
-    return e(t.Map("eq", (n[0],), (float("inf") if positive else float("-inf"),)))
+    return e.map("eq", n[0], float("inf") if positive else float("-inf"))
 
 
 # ---------------------------------------------------------------------------- casts
@@ -230,7 +221,7 @@ def random(
     dtype = {"keep": bool_, "bernoulli": bool_, "multinomial": i64}.get(kind, f32)
     seed = n.attr("seed", 0.0)
     if not isfinite(seed):
-        raise ModelError(f"{n.op}: the seed must be a finite number", found=str(seed))
+        raise n.refused("the seed must be a finite number", found=seed)
     settings = (("kind", kind), ("seed", int(seed)), ("shape", type.shape))
     gives = (TensorType(type.shape, dtype),)
     op = t.Routine("random", args, gives, (*settings, *attrs.items()), work=type.size)
@@ -259,8 +250,8 @@ def dropout(n: OnnxNode, e: Emitter) -> Results:
     if not training or ratio == 0:
         return x, e.fill(1, mask_type, "mask") if n.has_output(1) else None
     mask = random(e, n, "keep", mask_type, ratio=ratio)
-    scaled = e(t.Map("mul", (x,), (1 / (1 - ratio),)))
-    return e(t.Map("where", (mask, scaled, e.constant(0, x.type.dtype)))), mask
+    scaled = e.map("mul", x, 1 / (1 - ratio))
+    return e.map("where", mask, scaled, e.constant(0, x.type.dtype)), mask
 
 
 def drawn_type(n: OnnxNode, like: Value | None) -> TensorType:
@@ -296,22 +287,22 @@ def multinomial(n: OnnxNode, e: Emitter) -> Value:
 
 def _times(e: Emitter, x: Value, factor: float | Value) -> Value:
     if isinstance(factor, Value):
-        return e(t.Map("mul", (x, factor)))
-    return e(t.Map("mul", (x,), (factor,)))
+        return e.map("mul", x, factor)
+    return e.map("mul", x, factor)
 
 
 def _groups(n: OnnxNode, kinds: int) -> list[tuple[Value, ...]]:
     """The operands after rate and step, one tuple a tensor: itself, its gradient, its states."""
     count, rest = divmod(len(n.inputs) - 2, kinds)
     if rest:
-        raise ModelError(f"{n.op}: the number of inputs is not a multiple of {kinds}")
+        raise n.refused(f"the number of inputs is not a multiple of {kinds}")
     return [tuple(n[2 + kind * count + i] for kind in range(kinds)) for i in range(count)]
 
 
 def _regularized(n: OnnxNode, e: Emitter, x: Value, gradient: Value) -> Value:
     """gradient + norm_coefficient * x."""
     norm = n.attr("norm_coefficient", 0.0)
-    return e(t.Map("add", (gradient, _times(e, x, norm)))) if norm else gradient
+    return e.map("add", gradient, _times(e, x, norm)) if norm else gradient
 
 
 def _by_kind(rows: list[tuple[Value, ...]]) -> Results:
@@ -321,29 +312,29 @@ def _by_kind(rows: list[tuple[Value, ...]]) -> Results:
 def momentum(n: OnnxNode, e: Emitter) -> Results:
     alpha, dtype = n.attr("alpha", 0.0), n[0].type.dtype
     later, one = e.constant(n.attr("beta", 0.0), dtype), e.constant(1, dtype)
-    beta = e(t.Map("where", (e(t.Map("gt", (n[1],), (0,))), later, one)))
+    beta = e.map("where", e.map("gt", n[1], 0), later, one)
     rows: list[tuple[Value, ...]] = []
     for x, gradient, v in _groups(n, 3):
         g = _regularized(n, e, x, gradient)
-        new_v = e(t.Map("add", (_times(e, v, alpha), _times(e, g, beta))))
+        new_v = e.map("add", _times(e, v, alpha), _times(e, g, beta))
         if n.attr("mode", "standard") == "nesterov":
-            g = e(t.Map("add", (g, _times(e, new_v, alpha))))
+            g = e.map("add", g, _times(e, new_v, alpha))
         else:
             g = new_v
-        rows.append((e(t.Map("sub", (x, _times(e, g, n[0])))), new_v))
+        rows.append((e.map("sub", x, _times(e, g, n[0])), new_v))
     return _by_kind(rows)
 
 
 def adagrad(n: OnnxNode, e: Emitter) -> Results:
-    decay = e(t.Map("mul", (e(t.Cast(n[1], f32)),), (n.attr("decay_factor", 0.0),)))
-    rate = e(t.Map("div", (n[0], e(t.Map("add", (e(t.Cast(decay, n[0].type.dtype)),), (1,))))))
+    decay = e.map("mul", e(t.Cast(n[1], f32)), n.attr("decay_factor", 0.0))
+    rate = e.map("div", n[0], e.map("add", e(t.Cast(decay, n[0].type.dtype)), 1))
     rows: list[tuple[Value, ...]] = []
     for x, gradient, h in _groups(n, 3):
         g = _regularized(n, e, x, gradient)
-        new_h = e(t.Map("add", (h, e(t.Map("mul", (g, g))))))
-        below = e(t.Map("add", (e(t.Map("sqrt", (new_h,))),), (n.attr("epsilon", 1e-6),)))
-        change = e(t.Map("div", (_times(e, g, rate), below)))
-        rows.append((e(t.Map("sub", (x, change))), new_h))
+        new_h = e.map("add", h, e.map("mul", g, g))
+        below = e.map("add", e.map("sqrt", new_h), n.attr("epsilon", 1e-6))
+        change = e.map("div", _times(e, g, rate), below)
+        rows.append((e.map("sub", x, change), new_h))
     return _by_kind(rows)
 
 
@@ -355,23 +346,23 @@ def adam(n: OnnxNode, e: Emitter) -> Results:
 
     def remaining(decay: float) -> Value:
         """1 - decay ** step."""
-        left = e(t.Map("pow", (e.constant(decay, dtype), step)))
-        return e(t.Map("sub", (e.constant(1, dtype), left)))
+        left = e.map("pow", e.constant(decay, dtype), step)
+        return e.map("sub", e.constant(1, dtype), left)
 
-    root = e(t.Map("sqrt", (remaining(beta),)))
-    corrected = e(t.Map("div", (e(t.Map("mul", (n[0], root))), remaining(alpha))))
-    is_later = e(t.Map("gt", (n[1],), (0,)))
-    rate = e(t.Map("where", (is_later, corrected, n[0])))
+    root = e.map("sqrt", remaining(beta))
+    corrected = e.map("div", e.map("mul", n[0], root), remaining(alpha))
+    is_later = e.map("gt", n[1], 0)
+    rate = e.map("where", is_later, corrected, n[0])
     post = n.attr("norm_coefficient_post", 0.0)
     rows: list[tuple[Value, ...]] = []
     for x, gradient, v, h in _groups(n, 4):
         g = _regularized(n, e, x, gradient)
-        squared = _times(e, e(t.Map("mul", (g, g))), 1 - beta)
-        new_v = e(t.Map("add", (_times(e, v, alpha), _times(e, g, 1 - alpha))))
-        new_h = e(t.Map("add", (_times(e, h, beta), squared)))
-        below = e(t.Map("add", (e(t.Map("sqrt", (new_h,))),), (n.attr("epsilon", 1e-6),)))
-        change = e(t.Map("div", (_times(e, new_v, rate), below)))
-        new_x = e(t.Map("sub", (x, change)))
+        squared = _times(e, e.map("mul", g, g), 1 - beta)
+        new_v = e.map("add", _times(e, v, alpha), _times(e, g, 1 - alpha))
+        new_h = e.map("add", _times(e, h, beta), squared)
+        below = e.map("add", e.map("sqrt", new_h), n.attr("epsilon", 1e-6))
+        change = e.map("div", _times(e, new_v, rate), below)
+        new_x = e.map("sub", x, change)
         rows.append((_times(e, new_x, 1 - post) if post else new_x, new_v, new_h))
     return _by_kind(rows)
 

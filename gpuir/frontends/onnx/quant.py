@@ -147,8 +147,8 @@ def dequantize(
     if (zero := offset(e, zero_point)) is not None:
         packed = zero.type.rank > 1 and zero.type.dtype.bits < dtype.bits  # as many as the blocks
         zero = blocks.spread(zero) if packed else blocks.spread(cast(e, zero, dtype))
-        y = e(t.Map("sub", (y, e(t.Cast(zero, dtype), fold=False) if packed else zero)))
-    y = e(t.Map("mul", (y, blocks.spread(cast(e, scale, dtype)))))
+        y = e.map("sub", y, e(t.Cast(zero, dtype), fold=False) if packed else zero)
+    y = e.map("mul", y, blocks.spread(cast(e, scale, dtype)))
     return blocks.join(y)
 
 
@@ -168,7 +168,7 @@ def quantize(
     precision = precision or scale.type.dtype
     blocks = Blocks(e=e, op=op, x=x.type, scale=scale.type, axis=axis, size=block)
     y = blocks.split(cast(e, x, precision))
-    y = e(t.Map("div", (y, blocks.spread(cast(e, scale, precision)))))
+    y = e.map("div", y, blocks.spread(cast(e, scale, precision)))
     zero = offset(e, zero_point)
     zero = None if zero is None else blocks.spread(zero)
     return blocks.join(saturated(e, y, zero, dtype, saturate))
@@ -181,12 +181,12 @@ def saturated(
     if dtype.is_integer:
         if dtype.bits == 16 and y.type.dtype.bits == 16:
             y = e(t.Cast(y, f32))  # the range does not fit a 16-bit float
-        y = e(t.Map("round", (y,)))
+        y = e.map("round", y)
     if zero_point is not None:
-        y = e(t.Map("add", (y, cast(e, zero_point, y.type.dtype))))
+        y = e.map("add", y, cast(e, zero_point, y.type.dtype))
     if dtype.is_integer:
         low, high = integer_range(dtype)
-        y = e(t.Map("clip", (y,), (float(low), float(high))))
+        y = e.map("clip", y, float(low), float(high))
     return e(t.Cast(y, dtype, saturate))
 
 
@@ -194,7 +194,7 @@ def requantize(
     e: Emitter, acc: Value, scale: Value, zero_point: Value | None, dtype: DType
 ) -> Value:
     """saturate(round(acc * scale) + zero_point) as `dtype`."""
-    y = e(t.Map("mul", (cast(e, acc, scale.type.dtype), scale)))
+    y = e.map("mul", cast(e, acc, scale.type.dtype), scale)
     return saturated(e, y, offset(e, zero_point), dtype)
 
 
@@ -207,10 +207,10 @@ def quantize_linear(n: OnnxNode, e: Emitter) -> Value:
     named = DTYPES.get(n.attr("output_dtype", 0))
     if zero_point is not None:
         if named is not None and named != zero_point.type.dtype:
-            raise ModelError(
-                "QuantizeLinear: output_dtype is not the type of the zero point",
-                expected=str(zero_point.type.dtype),
-                found=str(named),
+            raise n.refused(
+                "output_dtype is not the type of the zero point",
+                zero_point.type.dtype,
+                named,
             )
         named = zero_point.type.dtype
     axis = 0 if scale.type.size == 1 and scale.type.rank <= 1 else n.axis(x.type.rank, 1)
@@ -238,12 +238,12 @@ def dequantize_linear(n: OnnxNode, e: Emitter) -> Value:
 def dynamic_quantize(e: Emitter, x: Value) -> tuple[Value, Value, Value]:
     """x as u8 over its own range (widened to hold zero), its scale and its zero point."""
     axes = tuple(range(x.type.rank))
-    low = e(t.Map("min", (e(t.Reduce("min", x, axes)),), (0.0,)))
-    high = e(t.Map("max", (e(t.Reduce("max", x, axes)),), (0.0,)))
-    span = e(t.Map("div", (e(t.Map("sub", (high, low))),), (255.0,)))
-    flat = e(t.Map("eq", (span,), (0.0,)))
-    scale = e(t.Map("where", (flat, e.fill(1.0, span.type), span)))  # all zero: any scale does
-    zero = e(t.Map("div", (e(t.Map("neg", (low,))), scale)))
+    low = e.map("min", e(t.Reduce("min", x, axes)), 0.0)
+    high = e.map("max", e(t.Reduce("max", x, axes)), 0.0)
+    span = e.map("div", e.map("sub", high, low), 255.0)
+    flat = e.map("eq", span, 0.0)
+    scale = e.map("where", flat, e.fill(1.0, span.type), span)  # all zero: any scale does
+    zero = e.map("div", e.map("neg", low), scale)
     zero_point = saturated(e, zero, None, u8)
     return quantize(e, x, scale, zero_point, u8), scale, zero_point
 
@@ -299,11 +299,11 @@ def matmul_integer(
             za = e(t.Reshape(za, (za.type.size, 1)))
         columns = total(e, b, b.type.rank - 2, acc)
         if zb is not None:
-            columns = e(t.Map("sub", (columns, e(t.Map("mul", (zb,), (k,))))))
-        y = e(t.Map("sub", (y, e(t.Map("mul", (columns, za))))))
+            columns = e.map("sub", columns, e.map("mul", zb, k))
+        y = e.map("sub", y, e.map("mul", columns, za))
     if zb is not None:
         rows = total(e, a, a.type.rank - 1, acc)
-        y = e(t.Map("sub", (y, e(t.Map("mul", (rows, zb))))))
+        y = e.map("sub", y, e.map("mul", rows, zb))
     shape = y.type.shape
     if vector_a:
         shape = (*shape[:-2], shape[-1])
@@ -344,9 +344,9 @@ def conv_integer(
         sums = e(t.Reduce("sum", cast(e, w, acc), axes))
         sums = e(t.Reshape(sums, per_channel), "sums")
         if zw is not None:
-            sums = e(t.Map("sub", (sums, e(t.Map("mul", (zw,), (prod(w.type.shape[1:]),))))))
+            sums = e.map("sub", sums, e.map("mul", zw, prod(w.type.shape[1:])))
         zx = cast(e, zx, acc)
-        y = e(t.Map("sub", (y, e(t.Map("mul", (sums, zx))))))
+        y = e.map("sub", y, e.map("mul", sums, zx))
     if zw is not None:
         ones = e.fill(1, TensorType((groups, *w.type.shape[1:]), w.type.dtype))
         sums = e(
@@ -366,7 +366,7 @@ def conv_integer(
             sums = e(t.Reshape(sums, (batch, groups, 1, *rest)))
             sums = e(t.Broadcast(sums, (batch, groups, channels // groups, *rest)))
             sums = e(t.Reshape(sums, y.type.shape))
-        y = e(t.Map("sub", (y, e(t.Map("mul", (sums, zw))))))
+        y = e.map("sub", y, e.map("mul", sums, zw))
     return y
 
 
@@ -396,7 +396,7 @@ def qlinear_conv(n: OnnxNode, e: Emitter) -> Value:
     channels = (w.type.shape[0], *(1,) * (x.type.rank - 2))
     bias = n.get(8)
     if bias is not None:
-        acc = e(t.Map("add", (acc, e(t.Reshape(bias, channels)))))
+        acc = e.map("add", acc, e(t.Reshape(bias, channels)))
     ws = n[4] if n[4].type.size == 1 else e(t.Reshape(n[4], channels))
     scale = e(t.Map("div", (product(e, n[1], ws), n[6])), "scale")
     y = requantize(e, acc, scale, n.get(7), n[7].type.dtype)
@@ -414,8 +414,8 @@ def matmul_to_float(
 ) -> Value:
     """The integer product, then t.cast → mul scale → add bias."""
     acc = matmul_integer(e, a, b, za, zb)
-    y = e(t.Map("mul", (cast(e, acc, scale.type.dtype), scale)))
-    return y if bias is None else e(t.Map("add", (y, bias)))
+    y = e.map("mul", cast(e, acc, scale.type.dtype), scale)
+    return y if bias is None else e.map("add", y, bias)
 
 
 CONVERTERS: dict[str, Converter] = {

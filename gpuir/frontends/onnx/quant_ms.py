@@ -82,9 +82,9 @@ def mul_integer(n: OnnxNode, e: Emitter) -> Value:
     for i in (0, 2):
         v, zero = cast(e, n[i], i32), offset(e, n.get(i + 1))
         if zero is not None:
-            v = e(t.Map("sub", (v, cast(e, zero, i32))))
+            v = e.map("sub", v, cast(e, zero, i32))
         sides.append(v)
-    return e(t.Map("mul", tuple(sides)))
+    return e.map("mul", *sides)
 
 
 def qlinear_binary(fn: str) -> Converter:
@@ -93,7 +93,7 @@ def qlinear_binary(fn: str) -> Converter:
     def convert(n: OnnxNode, e: Emitter) -> Value:
         a = dequantize(e, n[0], n[1], n.get(2))
         b = dequantize(e, n[3], n[4], n.get(5))
-        y = e(t.Map(fn, (a, b)))
+        y = e.map(fn, a, b)
         return quantize(e, y, n[6], n.get(7), n[0].type.dtype)
 
     return convert
@@ -115,11 +115,11 @@ def qlinear_unary(fn: Callable[[OnnxNode, Emitter, Value], Value]) -> Converter:
 
 
 def sigmoid(n: OnnxNode, e: Emitter, x: Value) -> Value:
-    return e(t.Map("sigmoid", (x,)))
+    return e.map("sigmoid", x)
 
 
 def leaky_relu(n: OnnxNode, e: Emitter, x: Value) -> Value:
-    return e(t.Map("leaky_relu", (x,), (float(n.attr("alpha", 0.01)),)))
+    return e.map("leaky_relu", x, float(n.attr("alpha", 0.01)))
 
 
 def softmax(n: OnnxNode, e: Emitter, x: Value) -> Value:
@@ -166,7 +166,7 @@ def qlinear_where(n: OnnxNode, e: Emitter) -> Value:
     dtype = n[1].type.dtype
     x = quantize(e, dequantize(e, n[1], n[2], n.get(3)), n[7], n.get(8), dtype)
     y = quantize(e, dequantize(e, n[4], n[5], n.get(6)), n[7], n.get(8), dtype)
-    return e(t.Map("where", (n[0], x, y)))
+    return e.map("where", n[0], x, y)
 
 
 def qgemm(n: OnnxNode, e: Emitter) -> Value:
@@ -178,12 +178,12 @@ def qgemm(n: OnnxNode, e: Emitter) -> Value:
         b = e(t.Transpose(b, (1, 0)))
     acc = matmul_integer(e, a, b, n.get(2), n.get(5))
     if (c := n.get(6)) is not None:
-        acc = e(t.Map("add", (acc, c)))
+        acc = e.map("add", acc, c)
     scale = product(e, n[4], n[1])
     if (alpha := float(n.attr("alpha", 1.0))) != 1.0:
         scale = e(t.Map("mul", (scale, e.constant(alpha, scale.type.dtype))), "scale")
     if n.get(7) is None:
-        return e(t.Map("mul", (cast(e, acc, scale.type.dtype), scale)))
+        return e.map("mul", cast(e, acc, scale.type.dtype), scale)
     scale = e(t.Map("div", (scale, n[7])), "scale")
     zero_point = n.get(8)
     dtype = zero_point.type.dtype if zero_point is not None else a.type.dtype
@@ -206,9 +206,9 @@ def qembed_layer_normalization(n: OnnxNode, e: Emitter) -> Results:
         return dequantize(e, e(t.Gather(n[i], indices), fold=False), n[scale], n.get(zero))
 
     position = e(t.Slice(n[3], (0, 0), (length, hidden), (1, 1)))
-    y = e(t.Map("add", (rows(2, ids, 8, 13), dequantize(e, position, n[9], n.get(14)))))
+    y = e.map("add", rows(2, ids, 8, 13), dequantize(e, position, n[9], n.get(14)))
     if segments is not None:
-        y = e(t.Map("add", (y, rows(4, segments, 10, 15))))
+        y = e.map("add", y, rows(4, segments, 10, 15))
     gamma = dequantize(e, n[5], n[11], n.get(16))
     beta = dequantize(e, n[6], n[12], n.get(17))
     y = e(t.Normalize(y, axes=(2,), scale=gamma, bias=beta, eps=float(n.attr("epsilon", 1e-12))))
@@ -250,8 +250,8 @@ def unpacked(e: Emitter, x: Value, bits: int) -> Value:
         )
     column = e(t.Reshape(x, (*lead, last, 1)))
     shifts = e.constant(range(0, 8, bits), u8)
-    numbers = e(t.Map("shift_right", (column, shifts)))
-    numbers = e(t.Map("bit_and", (numbers,), ((1 << bits) - 1,)))
+    numbers = e.map("shift_right", column, shifts)
+    numbers = e.map("bit_and", numbers, (1 << bits) - 1)
     return e(t.Reshape(numbers, shape))
 
 
@@ -264,15 +264,15 @@ def matmul_nbits(n: OnnxNode, e: Emitter) -> Value:
     bits, block = n.attr("bits", 4), n.attr("block_size")
     rows, k = n.attr("N"), n.attr("K")
     if n.get(4) is not None:
-        raise ModelError(
-            "MatMulNBits: g_idx (activation order) is not supported",
+        raise n.refused(
+            "g_idx (activation order) is not supported",
             fix="quantise without act-order, or reorder the weights when you export",
         )
     if n.attr("weight_prepacked", 0):
-        raise ModelError(
-            "MatMulNBits: the weights are packed for the kernel of one GPU",
-            expected="weight_prepacked = 0",
-            found=str(n.attr("weight_prepacked")),
+        raise n.refused(
+            "the weights are packed for the kernel of one GPU",
+            "weight_prepacked = 0",
+            n.attr("weight_prepacked"),
         )
     dtype, blocks = a.type.dtype, -(-k // block)
     w = unpacked(e, packed, bits)
@@ -293,7 +293,7 @@ def matmul_nbits(n: OnnxNode, e: Emitter) -> Value:
         w = e(t.Slice(w, (0, 0), (rows, k), (1, 1)))
     y = times(e, a, e(t.Transpose(w, (1, 0))))
     bias = n.get(5)
-    return y if bias is None else e(t.Map("add", (y, bias)))
+    return y if bias is None else e.map("add", y, bias)
 
 
 def of_blocks(
@@ -304,14 +304,14 @@ def of_blocks(
     w = e(t.Cast(codes, dtype), fold=False)
     each = (*codes.type.shape[:-1], 1)
     if zero_point is None:
-        w = e(t.Map("sub", (w,), (float(2 ** (bits - 1)),)))
+        w = e.map("sub", w, float(2 ** (bits - 1)))
     else:
         zero_point = e(t.Reshape(zero_point, each))
         if zero_point.type.dtype != dtype:
             zero_point = e(t.Cast(zero_point, dtype), fold=False)
-        w = e(t.Map("sub", (w, zero_point)))
+        w = e.map("sub", w, zero_point)
     scales = e(t.Reshape(cast(e, scales, dtype), each))
-    return e(t.Map("mul", (w, scales)))
+    return e.map("mul", w, scales)
 
 
 def quantised_experts(n: OnnxNode, e: Emitter) -> Value:
@@ -328,8 +328,7 @@ def quantised_experts(n: OnnxNode, e: Emitter) -> Value:
         "nvfp4": expert_f4_weight,
     }
     if (kind := str(n.attr("quant_type", "int"))) not in layers:
-        expected = ", ".join(layers)
-        raise ModelError("QMoE: quant_type is not supported", expected=expected, found=kind)
+        raise n.refused("quant_type is not supported", ", ".join(layers), kind)
     k = int(n.attr("k", 1))
     best, which = e.add(t.TopK(n[1], k, 1))
     if (own := n.get(14)) is None:
@@ -338,7 +337,7 @@ def quantised_experts(n: OnnxNode, e: Emitter) -> Value:
         shares = e(t.GatherElements(own, which, 1))
         if n.attr("normalize_routing_weights", 0):
             total = e(t.Reduce("sum", shares, (1,), keepdims=True))
-            shares = e(t.Map("div", (shares, total)))
+            shares = e.map("div", shares, total)
     fc1, fc2, fc3 = ((layers[kind](n, e, i), n.get(4 + 3 * i)) for i in range(3))
     return mixture(n, e, which, shares, (fc1, fc2, fc3))
 
@@ -374,17 +373,17 @@ def expert_f8_weight(n: OnnxNode, e: Emitter, i: int) -> Value | None:
     w = e(t.Cast(stored, dtype), fold=False)
     experts, rows, cells = stored.type.shape
     if block <= 0:
-        return e(t.Map("mul", (w, global_scale(n, e, i, 2))))
+        return e.map("mul", w, global_scale(n, e, i, 2))
     if rows % block or cells % block:
-        raise ModelError(
-            "QMoE: the block size does not divide the shape of the weights",
-            expected=f"rows and columns that are multiples of {block}",
-            found=str(stored.type),
+        raise n.refused(
+            "the block size does not divide the shape of the weights",
+            f"rows and columns that are multiples of {block}",
+            stored.type,
         )
     w = e(t.Reshape(w, (experts, rows // block, block, cells // block, block)))
     each = (experts, rows // block, 1, cells // block, 1)
     scales = e(t.Reshape(cast(e, n[3 + 3 * i], dtype), each))
-    return e(t.Reshape(e(t.Map("mul", (w, scales))), (experts, rows, cells)))
+    return e(t.Reshape(e.map("mul", w, scales), (experts, rows, cells)))
 
 
 def expert_f4_weight(n: OnnxNode, e: Emitter, i: int) -> Value | None:
@@ -398,17 +397,15 @@ def expert_f4_weight(n: OnnxNode, e: Emitter, i: int) -> Value | None:
     blocks = scales.type.shape[-1]
     codes = e(t.Reshape(codes, (experts, rows, blocks, cells // blocks)))
     scales = e(t.Reshape(scales, (experts, rows, blocks, 1)))
-    w = e(t.Map("mul", tuple(e(t.Cast(v, dtype), fold=False) for v in (codes, scales))))
-    w = e(t.Map("mul", (w, global_scale(n, e, i, 3))))
+    w = e.map("mul", *(e(t.Cast(v, dtype), fold=False) for v in (codes, scales)))
+    w = e.map("mul", w, global_scale(n, e, i, 3))
     return e(t.Reshape(w, (experts, rows, cells)))
 
 
 def global_scale(n: OnnxNode, e: Emitter, i: int, axes: int) -> Value:
     """The scale of each expert's layer i, as a number to `axes` axes of weights."""
     if i == 2:
-        raise ModelError(
-            "QMoE: a global scale for fc3 is not supported", expected="fc1 and fc2, or blocks in f8"
-        )
+        raise n.refused("a global scale for fc3 is not supported", "fc1 and fc2, or blocks in f8")
     scale = n[15 + i]
     shape = (scale.type.size, *(1,) * axes)
     return e(t.Reshape(cast(e, scale, n[0].type.dtype), shape))
@@ -441,15 +438,12 @@ def matmul_bnb4(n: OnnxNode, e: Emitter) -> Value:
     rows, k, block = n.attr("N"), n.attr("K"), n.attr("block_size")
     const = e.const_of(packed)
     if const is None:
-        raise ModelError(
-            "MatMulBnb4: the weights must be constant, but are computed at run time",
-            expected="a constant",
-        )
+        raise n.refused("the weights must be constant, but are computed at run time", "a constant")
     if rows * k % block:
-        raise ModelError(
-            "MatMulBnb4: the block size does not divide the number of weights",
-            expected=f"N * K a multiple of {block}",
-            found=f"N={rows}, K={k}",
+        raise n.refused(
+            "the block size does not divide the number of weights",
+            f"N * K a multiple of {block}",
+            f"N={rows}, K={k}",
         )
 
     def codes() -> np.ndarray:
@@ -462,7 +456,7 @@ def matmul_bnb4(n: OnnxNode, e: Emitter) -> Value:
     w = e.lazy(TensorType((blocks, block), u4), codes, origin=const)
     book = e.constant(FP4 if n.attr("quant_type") == 0 else NF4, a.type.dtype, "codebook")
     w = e(t.Gather(book, e(t.Cast(w, i32), fold=False)))
-    w = e(t.Map("mul", (w, e(t.Reshape(absmax, (blocks, 1))))))
+    w = e.map("mul", w, e(t.Reshape(absmax, (blocks, 1))))
     w = e(t.Reshape(w, (rows, k)))
     if n.attr("transB", 1):
         w = e(t.Transpose(w, (1, 0)))
@@ -484,10 +478,8 @@ def gather_block_quantized(n: OnnxNode, e: Emitter) -> Value:
             whole = t.Slice(zero_point, (0,) * rank, scales.type.shape, (1,) * rank)
             zero_point = e(whole)
     if taken == blocked:
-        raise ModelError(
-            "GatherBlockQuantized: gather_axis and quantize_axis must differ",
-            expected="two different axes",
-            found=f"both {taken}",
+        raise n.refused(
+            "gather_axis and quantize_axis must differ", "two different axes", f"both {taken}"
         )
 
     def rows(v: Value) -> Value:
@@ -512,11 +504,11 @@ def block_dequantize(
     if zeros is None or zeros.type.rank:
         return dequantize(e, x, scale, zeros, axis, block, op="GatherBlockQuantized")
     shifted = e(t.Cast(x, scale.type.dtype), fold=False)
-    shifted = e(t.Map("sub", (shifted, cast(e, zeros, scale.type.dtype))))
+    shifted = e.map("sub", shifted, cast(e, zeros, scale.type.dtype))
     blocks = Blocks(
         e=e, op="GatherBlockQuantized", x=shifted.type, scale=scale.type, axis=axis, size=block
     )
-    y = e(t.Map("mul", (blocks.split(shifted), blocks.spread(scale))))
+    y = e.map("mul", blocks.split(shifted), blocks.spread(scale))
     return blocks.join(y)
 
 

@@ -19,7 +19,7 @@ from gpuir.frontends.recurrence import (
     part,
     rnn_cell,
 )
-from gpuir.ir.errors import ModelError, nearest
+from gpuir.ir.errors import nearest
 from gpuir.ir.graph import Value
 from gpuir.ir.types import TensorType, i64
 from gpuir.ops import tensor as t
@@ -44,32 +44,32 @@ def activation(name: str, given: tuple[float, ...], clip: float | None) -> Activ
     """What `name` does to a value, clipped first where the model says so."""
 
     def affine(x: Value, factor: float, plus: float, e: Emitter) -> Value:
-        x = e(t.Map("mul", (x,), (factor,))) if factor != 1 else x
-        return e(t.Map("add", (x,), (plus,))) if plus != 0 else x
+        x = e.map("mul", x, factor) if factor != 1 else x
+        return e.map("add", x, plus) if plus != 0 else x
 
     def apply(x: Value, e: Emitter) -> Value:
         if clip is not None:
-            x = e(t.Map("clip", (x,), (-clip, clip)))
+            x = e.map("clip", x, -clip, clip)
         match name:
             case "relu" | "tanh" | "sigmoid" | "softplus":
-                return e(t.Map(name, (x,)))
+                return e.map(name, x)
             case "softsign":
-                below = e(t.Map("add", (e(t.Map("abs", (x,))),), (1.0,)))
-                return e(t.Map("div", (x, below)))
+                below = e.map("add", e.map("abs", x), 1.0)
+                return e.map("div", x, below)
             case "affine":
                 return affine(x, given[0], given[1], e)
             case "scaledtanh":
-                inner = e(t.Map("tanh", (affine(x, given[1], 0, e),)))
+                inner = e.map("tanh", affine(x, given[1], 0, e))
                 return affine(inner, given[0], 0, e)
             case "leakyrelu":
-                return e(t.Map("leaky_relu", (x,), given))
+                return e.map("leaky_relu", x, *given)
             case "elu":
-                return e(t.Map("elu", (x,), given))
+                return e.map("elu", x, *given)
             case "hardsigmoid":
-                return e(t.Map("hard_sigmoid", (x,), given))
+                return e.map("hard_sigmoid", x, *given)
             case _:  # thresholdedrelu
                 zero = e.constant(0, x.type.dtype)
-                return e(t.Map("where", (e(t.Map("ge", (x,), given)), x, zero)))
+                return e.map("where", e.map("ge", x, *given), x, zero)
 
     return apply
 
@@ -79,19 +79,15 @@ def activations(n: OnnxNode, default: tuple[str, ...], directions: int) -> list[
     activation that has one. What LSTM's h reads is not clipped: onnxruntime's reading of `clip`."""
     named = [str(name).lower() for name in n.attr("activations") or default * directions]
     if len(named) != len(default) * directions:
-        raise ModelError(
-            f"{n.op}: the number of activations is wrong",
-            expected=str(len(default) * directions),
-            found=", ".join(named),
+        raise n.refused(
+            "the number of activations is wrong", len(default) * directions, ", ".join(named)
         )
     alphas: Iterator[float] = iter(n.attr("activation_alpha") or ())
     betas: Iterator[float] = iter(n.attr("activation_beta") or ())
     functions: list[Activation] = []
     for name in named:
         if name not in DEFAULTS:
-            raise ModelError(
-                f"{n.op}: the activation {name!r} is unknown", fix=nearest(name, DEFAULTS)
-            )
+            raise n.refused(f"the activation {name!r} is unknown", fix=nearest(name, DEFAULTS))
         given = tuple(
             float(next(source, default))
             for source, default in zip((alphas, betas), DEFAULTS[name], strict=False)
@@ -123,8 +119,8 @@ def weights(n: OnnxNode, direction: int, e: Emitter, reset_last: bool) -> Weight
         both = pick(bias, direction, 0, e)
         ours, theirs = part(both, 0, width, e), part(both, 1, width, e)
         waits = theirs if reset_last else None
-        bias = ours if reset_last else e(t.Map("add", (ours, theirs)))
-        gates = e(t.Map("add", (gates, bias)))
+        bias = ours if reset_last else e.map("add", ours, theirs)
+        gates = e.map("add", gates, bias)
     if n.attr("layout", 0):
         gates = e(t.Transpose(gates, (1, 0, 2)))
     cut = (r,)
@@ -151,16 +147,14 @@ def check(n: OnnxNode, gates: int, directions: int) -> None:
         and r.shape == (*expected, hidden)
     )
     if not fits:
-        raise ModelError(
-            f"{n.op}: the shapes of X, W and R do not match",
-            expected=f"X with three axes, W [{directions}, {gates} * hidden, inputs] and R "
+        raise n.refused(
+            "the shapes of X, W and R do not match",
+            f"X with three axes, W [{directions}, {gates} * hidden, inputs] and R "
             f"[{directions}, {gates} * hidden, hidden]",
-            found=f"X: {x}, W: {w}, R: {r}",
+            f"X: {x}, W: {w}, R: {r}",
         )
     if (given := n.attr("hidden_size", hidden)) != hidden:
-        raise ModelError(
-            f"{n.op}: hidden_size is not that of R", expected=str(hidden), found=str(given)
-        )
+        raise n.refused("hidden_size is not that of R", hidden, given)
 
 
 def convert(
@@ -168,8 +162,7 @@ def convert(
 ) -> tuple[Value | None, ...]:
     way = str(n.attr("direction", "forward")).lower()
     if way not in ("forward", "reverse", "bidirectional"):
-        expected = "forward, reverse or bidirectional"
-        raise ModelError(f"{n.op}: direction is unknown", expected=expected, found=way)
+        raise n.refused("direction is unknown", "forward, reverse or bidirectional", way)
     directions = 2 if way == "bidirectional" else 1
     check(n, gates, directions)
     batch_first = bool(n.attr("layout", 0))

@@ -10,7 +10,6 @@ from gpuir.frontends.onnx.quant import (
     dynamic_quantize,
     matmul_to_float,
 )
-from gpuir.ir.errors import ModelError
 from gpuir.ir.graph import Value
 from gpuir.ir.types import TensorType, i64
 from gpuir.ops import tensor as t
@@ -23,9 +22,8 @@ def dynamic_quantize_lstm(n: OnnxNode, e: Emitter) -> Results:
     of w and of r. x is quantised once over all its steps, h at each; products are of 8-bit
     operands. An LSTM otherwise."""
     if n.get(7) is not None or n.attr("input_forget", 0):
-        raise ModelError(
-            "DynamicQuantizeLSTM: peepholes and input_forget are not supported",
-            fix="do not quantise this node",
+        raise n.refused(
+            "peepholes and input_forget are not supported", fix="do not quantise this node"
         )
     x, w, r = n[0], n[1], n[2]
     way = str(n.attr("direction", "forward")).lower()
@@ -48,7 +46,7 @@ def dynamic_quantize_lstm(n: OnnxNode, e: Emitter) -> Results:
         if (bias := n.get(3)) is not None:
             both = recurrent.pick(bias, d, 0, e)
             halves = (recurrence.part(both, i, 4 * hidden, e) for i in (0, 1))
-            gates = e(t.Map("add", (gates, e(t.Map("add", tuple(halves))))))
+            gates = e.map("add", gates, e.map("add", *halves))
 
         def cell(
             parts: recurrence.Weights,

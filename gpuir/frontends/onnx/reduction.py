@@ -8,16 +8,11 @@ from gpuir.frontends.emit import Emitter
 from gpuir.frontends.idioms import cast, line, reshaped
 from gpuir.frontends.onnx.layout import axes_of
 from gpuir.frontends.onnx.node import Converter, OnnxNode
-from gpuir.ir.errors import ModelError
 from gpuir.ir.graph import Value
 from gpuir.ir.types import DType, f32, f64, i64
 from gpuir.ops import tensor as t
 
 Results = tuple[Value | None, ...]
-
-
-def map_(e: Emitter, fn: str, *args: Value, imm: tuple[float, ...] = ()) -> Value:
-    return e(t.Map(fn, args, imm))
 
 
 def at_least_f32(dtype: DType) -> DType:
@@ -47,9 +42,9 @@ def reduction(fn: str, before: str = "", after: str = "") -> Converter:
     def convert(n: OnnxNode, e: Emitter) -> Value:
         x = n[0]
         if before:
-            x = map_(e, "mul", x, x) if before == "square" else map_(e, before, x)
+            x = e.map("mul", x, x) if before == "square" else e.map(before, x)
         y = reduce(e, fn, x, reduced_axes(n), bool(n.attr("keepdims", 1)))
-        return map_(e, after, y) if after else y
+        return e.map(after, y) if after else y
 
     return convert
 
@@ -60,8 +55,8 @@ def reduce_log_sum_exp(n: OnnxNode, e: Emitter) -> Value:
     if not axes:
         return x
     most = reduce(e, "max", x, axes)
-    total = reduce(e, "sum", map_(e, "exp", map_(e, "sub", x, most)), axes)
-    y = map_(e, "add", map_(e, "log", total), most)
+    total = reduce(e, "sum", e.map("exp", e.map("sub", x, most)), axes)
+    y = e.map("add", e.map("log", total), most)
     if n.attr("keepdims", 1):
         return y
     return reshaped(e, y, tuple(s for i, s in enumerate(x.type.shape) if i not in axes))
@@ -116,7 +111,7 @@ def hardmax(e: Emitter, x: Value, axis: int) -> Value:
     fold = e.const_of(x) is not None
     best = e(t.ArgReduce("max", x, axis, keepdims=True))
     numbers = line(e, x.type.shape[axis], x.type.rank, axis, i64, fold)
-    return e(t.Cast(map_(e, "eq", best, numbers), x.type.dtype))
+    return e(t.Cast(e.map("eq", best, numbers), x.type.dtype))
 
 
 def row_wise(row: str) -> Converter:
@@ -134,9 +129,7 @@ def per_channel(e: Emitter, v: Value, rank: int) -> Value:
 def channelled(n: OnnxNode) -> Value:
     """The first operand, which has a batch and a channel axis."""
     if n[0].type.rank < 2:
-        raise ModelError(
-            f"{n.op}: the input has no channel axis", expected="[N, C, ...]", found=str(n[0].type)
-        )
+        raise n.refused("the input has no channel axis", "[N, C, ...]", n[0].type)
     return n[0]
 
 
@@ -150,11 +143,11 @@ def layer_normalization(n: OnnxNode, e: Emitter) -> Value | Results:
         return e(t.Normalize(x, axes=axes, scale=scale, bias=bias, eps=eps))
     wide = cast(e, x, at_least_f32(dtype))
     mean = reduce(e, "mean", wide, axes)
-    centred = map_(e, "sub", wide, mean)
-    variance = reduce(e, "mean", map_(e, "mul", centred, centred), axes)
-    inverse = map_(e, "rsqrt", map_(e, "add", variance, imm=(eps,)))
-    y = map_(e, "mul", cast(e, map_(e, "mul", centred, inverse), dtype), scale)
-    return (y if bias is None else map_(e, "add", y, bias)), mean, inverse
+    centred = e.map("sub", wide, mean)
+    variance = reduce(e, "mean", e.map("mul", centred, centred), axes)
+    inverse = e.map("rsqrt", e.map("add", variance, eps))
+    y = e.map("mul", cast(e, e.map("mul", centred, inverse), dtype), scale)
+    return (y if bias is None else e.map("add", y, bias)), mean, inverse
 
 
 def rms_normalization(n: OnnxNode, e: Emitter) -> Value:
@@ -212,22 +205,22 @@ def batch_normalization(n: OnnxNode, e: Emitter) -> Value | Results:
         axes = (0,) if per_cell else (0, *range(2, rank))
         wide = cast(e, x, stats)
         now = reduce(e, "mean", wide, axes)
-        centred = map_(e, "sub", wide, now)
-        spread = reduce(e, "mean", map_(e, "mul", centred, centred), axes)
+        centred = e.map("sub", wide, now)
+        spread = reduce(e, "mean", e.map("mul", centred, centred), axes)
         for old, new in ((mean, now), (variance, spread)):
             flat = cast(e, reshaped(e, new, old.type.shape), old.type.dtype)
-            kept = map_(e, "mul", old, imm=(momentum,))
-            added = map_(e, "mul", flat, imm=(1 - momentum,))
-            renewed.append(map_(e, "add", kept, added))
+            kept = e.map("mul", old, momentum)
+            added = e.map("mul", flat, 1 - momentum)
+            renewed.append(e.map("add", kept, added))
         saved = (cast(e, reshaped(e, v, mean.type.shape), mean.type.dtype) for v in (now, spread))
         renewed += saved if n.version < 14 else ()
-        inverse = map_(e, "rsqrt", map_(e, "add", spread, imm=(eps,)))
-        y = map_(e, "mul", map_(e, "mul", centred, inverse), fit(scale))
-        return cast(e, map_(e, "add", y, fit(bias)), dtype), *renewed
-    root = map_(e, "sqrt", map_(e, "add", fit(variance), imm=(eps,)))
-    s = map_(e, "div", fit(scale), root)
-    b = map_(e, "sub", fit(bias), map_(e, "mul", fit(mean), s))
-    return map_(e, "add", map_(e, "mul", x, cast(e, s, dtype)), cast(e, b, dtype))
+        inverse = e.map("rsqrt", e.map("add", spread, eps))
+        y = e.map("mul", e.map("mul", centred, inverse), fit(scale))
+        return cast(e, e.map("add", y, fit(bias)), dtype), *renewed
+    root = e.map("sqrt", e.map("add", fit(variance), eps))
+    s = e.map("div", fit(scale), root)
+    b = e.map("sub", fit(bias), e.map("mul", fit(mean), s))
+    return e.map("add", e.map("mul", x, cast(e, s, dtype)), cast(e, b, dtype))
 
 
 def lrn(n: OnnxNode, e: Emitter) -> Value:
@@ -235,7 +228,7 @@ def lrn(n: OnnxNode, e: Emitter) -> Value:
     outside as zero. Krizhevsky et al., NeurIPS 2012, section 3.3."""
     x, size = channelled(n), n.count("size")
     batch, channels, *image = x.type.shape
-    square = e(t.Reshape(map_(e, "mul", x, x), (batch, 1, channels, prod(image))))
+    square = e(t.Reshape(e.map("mul", x, x), (batch, 1, channels, prod(image))))
     low, high = (size - 1) // 2, size // 2
     mean = e(
         t.Pool(
@@ -249,9 +242,9 @@ def lrn(n: OnnxNode, e: Emitter) -> Value:
             include_pad=True,
         )
     )
-    scaled = map_(e, "mul", e(t.Reshape(mean, x.type.shape)), imm=(n.attr("alpha", 1e-4),))
-    below = map_(e, "add", scaled, imm=(n.attr("bias", 1.0),))
-    return map_(e, "div", x, map_(e, "pow", below, imm=(n.attr("beta", 0.75),)))
+    scaled = e.map("mul", e(t.Reshape(mean, x.type.shape)), n.attr("alpha", 1e-4))
+    below = e.map("add", scaled, n.attr("bias", 1.0))
+    return e.map("div", x, e.map("pow", below, n.attr("beta", 0.75)))
 
 
 def mean_variance_normalization(n: OnnxNode, e: Emitter) -> Value:
@@ -265,19 +258,17 @@ def mean_variance_normalization(n: OnnxNode, e: Emitter) -> Value:
 def divided(e: Emitter, x: Value, norm: Value) -> Value:
     """x / norm, and 0 where the norm is 0: the smallest divisor is the dtype's least normal."""
     least = {"f64": 1e-300, "f16": 6.104e-5}.get(x.type.dtype.name, 1e-37)
-    return map_(e, "div", x, map_(e, "max", norm, imm=(least,)))
+    return e.map("div", x, e.map("max", norm, least))
 
 
 def lp_normalization(n: OnnxNode, e: Emitter) -> Value:
     x, p = n[0], n.attr("p", 2)
     if p not in (1, 2):
-        raise ModelError(
-            "LpNormalization: the norm p is unknown", expected="p of 1 or 2", found=str(p)
-        )
+        raise n.refused("the norm p is unknown", "p of 1 or 2", p)
     axis = n.axis(x.type.rank, -1)
     if p == 1:
-        return divided(e, x, reduce(e, "sum", map_(e, "abs", x), (axis,)))
-    return divided(e, x, map_(e, "sqrt", reduce(e, "sum", map_(e, "mul", x, x), (axis,))))
+        return divided(e, x, reduce(e, "sum", e.map("abs", x), (axis,)))
+    return divided(e, x, e.map("sqrt", reduce(e, "sum", e.map("mul", x, x), (axis,))))
 
 
 # ---------------------------------------------------------------------------- losses
@@ -289,32 +280,29 @@ def picked_loss(n: OnnxNode, e: Emitter, scores: Value) -> Value:
     target, weight, dtype = n[1], n.get(2), scores.type.dtype
     ignored, how = n.attr("ignore_index"), n.attr("reduction", "mean")
     if how not in ("none", "sum", "mean"):
-        raise ModelError(
-            f"{n.op}: the reduction is unknown", expected="none, sum, mean", found=str(how)
-        )
+        raise n.refused("the reduction is unknown", "none, sum, mean", how)
     shape = target.type.shape
     if shape != scores.type.shape[:1] + scores.type.shape[2:] or scores.type.rank < 2:
-        found = f"scores {scores.type}, targets {target.type}"
-        raise ModelError(
-            f"{n.op}: the shape of the targets does not match the scores",
-            expected="scores' [N, ..]",
-            found=found,
+        raise n.refused(
+            "the shape of the targets does not match the scores",
+            "scores' [N, ..]",
+            f"scores {scores.type}, targets {target.type}",
         )
     counts: Value | None = None  # where the target counts
     if ignored is not None:
-        counts = map_(e, "ne", target, imm=(ignored,))
-        target = map_(e, "where", counts, target, e.constant(0, target.type.dtype))
+        counts = e.map("ne", target, ignored)
+        target = e.map("where", counts, target, e.constant(0, target.type.dtype))
     indices = e(t.Reshape(target, (shape[0], 1, *shape[1:])))
-    loss = map_(e, "neg", e(t.Reshape(e(t.GatherElements(scores, indices, 1)), shape)))
+    loss = e.map("neg", e(t.Reshape(e(t.GatherElements(scores, indices, 1)), shape)))
     weights: Value | None = None
     if weight is not None:
         weights = e(t.Gather(cast(e, weight, dtype), target))
         if counts is not None:
-            weights = map_(e, "where", counts, weights, e.constant(0, dtype))
+            weights = e.map("where", counts, weights, e.constant(0, dtype))
     elif counts is not None:
         weights = cast(e, counts, dtype)
     if weights is not None:
-        loss = map_(e, "mul", loss, weights)
+        loss = e.map("mul", loss, weights)
     axes = tuple(range(len(shape)))
     if how == "none" or not axes:
         return loss
@@ -322,7 +310,7 @@ def picked_loss(n: OnnxNode, e: Emitter, scores: Value) -> Value:
         total = reduce(e, "sum", loss, axes, keepdims=False)
         if how == "sum" or weights is None:
             return total
-        return map_(e, "div", total, reduce(e, "sum", weights, axes, keepdims=False))
+        return e.map("div", total, reduce(e, "sum", weights, axes, keepdims=False))
     return reduce(e, "mean", loss, axes, keepdims=False)
 
 

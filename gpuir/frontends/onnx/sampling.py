@@ -81,24 +81,21 @@ def resize(n: OnnxNode, e: Emitter) -> Value:
 def scaled(n: OnnxNode, extent: int, scale: float) -> int:
     """An extent times a scale, rounded down; in f32, as scales are."""
     if not 0 < scale < 2**31:
-        expected = "more than 0, less than 2^31"
-        raise ModelError(f"{n.op}: a scale is out of range", expected=expected, found=f"{scale:g}")
+        raise n.refused("a scale is out of range", "more than 0, less than 2^31", f"{scale:g}")
     return int(np.floor(np.float32(extent) * np.float32(scale)))
 
 
 def choice(n: OnnxNode, name: str, default: str, allowed: tuple[str, ...]) -> Any:
     value = n.attr(name, default)
     if value not in allowed:
-        raise ModelError(f"{n.op}: unknown {name}", expected=", ".join(allowed), found=str(value))
+        raise n.refused(f"unknown {name}", ", ".join(allowed), value)
     return value
 
 
 def expect(n: OnnxNode, what: str, found: float, count: int) -> None:
     if found != count:
-        raise ModelError(
-            f"{n.op}: the number of {what} is wrong",
-            expected=f"one for each of {count} axes",
-            found=f"{found:g}",
+        raise n.refused(
+            f"the number of {what} is wrong", f"one for each of {count} axes", f"{found:g}"
         )
 
 
@@ -119,7 +116,7 @@ def stretch(
 def upsample(n: OnnxNode, e: Emitter) -> Value:
     scales = n.attr("scales") if n.version < 9 else n.numbers(1, "the scales")
     if scales is None:
-        raise ModelError("Upsample: the scales are missing")
+        raise n.refused("the scales are missing")
     return legacy_resize(n[0], tuple(scales), n, e)
 
 
@@ -161,10 +158,10 @@ def grid_sample(n: OnnxNode, e: Emitter) -> Value:
     x, grid = n[0], n[1]
     spatial = x.type.rank - 2
     if grid.type.rank != x.type.rank or grid.type.shape[-1] != spatial:
-        raise ModelError(
-            "GridSample: the shape of the grid does not match x",
-            expected=f"[N, .., {spatial}] with {x.type.rank} axes",
-            found=f"x: {x.type}, grid: {grid.type}",
+        raise n.refused(
+            "the shape of the grid does not match x",
+            f"[N, .., {spatial}] with {x.type.rank} axes",
+            f"x: {x.type}, grid: {grid.type}",
         )
     mode = choice(n, "mode", "linear", (*INTERPOLATION, "bilinear", "bicubic"))
     mode = mode.removeprefix("bi")
@@ -187,10 +184,10 @@ def affine_grid(n: OnnxNode, e: Emitter) -> Value:
     extents = size[2:]
     spatial = len(extents)
     if theta.type.shape != (batch, spatial, spatial + 1):
-        raise ModelError(
-            "AffineGrid: the shape of theta does not match the size",
-            expected=str([batch, spatial, spatial + 1]),
-            found=str(theta.type),
+        raise n.refused(
+            "the shape of theta does not match the size",
+            [batch, spatial, spatial + 1],
+            theta.type,
         )
     align = bool(n.attr("align_corners", 0))
 
@@ -309,11 +306,11 @@ def dft(n: OnnxNode, e: Emitter) -> Value:
         given = n.get(2)
         axis = n.from_front(-2 if given is None else n.integer(2, "the axis"), rank)
     if rank < 2 or axis == rank - 1 or shape[-1] not in (1, 2):
-        raise ModelError(
-            "DFT: the shape of the signal or its axis is wrong",
-            expected="[.., signal, .., 1 or 2]: the last axis holds real and imaginary parts, "
+        raise n.refused(
+            "the shape of the signal or its axis is wrong",
+            "[.., signal, .., 1 or 2]: the last axis holds real and imaginary parts, "
             "and the axis of the transform is before it",
-            found=f"{x.type}, axis {axis}",
+            f"{x.type}, axis {axis}",
         )
     if n.get(1) is not None and n[1].type.size:
         length = n.integer(1, "the length of the transform")
@@ -340,8 +337,8 @@ def stft(n: OnnxNode, e: Emitter) -> Value:
         frame = window.type.size if window is not None else length
     onesided = bool(n.attr("onesided", 1)) and real
     if step < 1 or frame < 1:
-        raise ModelError(
-            "STFT: the frame length or the frame step is 0", found=f"frame {frame}, step {step}"
+        raise n.refused(
+            "the frame length or the frame step is 0", found=f"frame {frame}, step {step}"
         )
     frames = max((length - frame) // step + 1, 0)
     bins = frame // 2 + 1 if onesided else frame
@@ -374,9 +371,7 @@ def window(first: float, second: float, third: float) -> Converter:
 def output_dtype(n: OnnxNode) -> DType:
     code = n.attr("output_datatype", 1)
     if code not in DTYPES:
-        raise ModelError(
-            f"{n.op}: output_datatype is not a type of numbers", found=f"output_datatype {code}"
-        )
+        raise n.refused("output_datatype is not a type of numbers", found=f"output_datatype {code}")
     return DTYPES[code]
 
 
@@ -412,7 +407,7 @@ def det(n: OnnxNode, e: Emitter) -> Value:
     x = n[0]
     *batch, rows, columns = x.type.shape if x.type.rank > 1 else (0, 1)
     if rows != columns:
-        raise ModelError("Det: the input is not a square matrix", found=str(x.type))
+        raise n.refused("the input is not a square matrix", found=x.type)
     work = prod(batch) * (2 * rows**3 // 3 + rows)
     return e(t.Routine("det", (x,), (x.type.with_shape(tuple(batch)),), work=work))
 
@@ -438,11 +433,11 @@ def tf_idf(n: OnnxNode, e: Emitter) -> Value:
     result = TensorType((*x.type.shape[:-1], int(places.max(initial=-1)) + 1), f32)
     counts = tuple(n.attr("ngram_counts"))
     if not 1 <= shortest <= longest <= len(counts) or skips < 0:
-        raise ModelError(
-            "TfIdfVectorizer: the lengths of the n-grams are out of range",
-            expected=f"lengths from 1 to {len(counts)} (the length of ngram_counts), and "
+        raise n.refused(
+            "the lengths of the n-grams are out of range",
+            f"lengths from 1 to {len(counts)} (the length of ngram_counts), and "
             "max_skip_count of 0 or more",
-            found=f"lengths from {shortest} to {longest}, max_skip_count={skips}",
+            f"lengths from {shortest} to {longest}, max_skip_count={skips}",
         )
     rows, lookups = prod(x.type.shape[:-1]), 0
     for length in range(shortest, longest + 1):  # length * the sum of tokens - (length - 1) * skip

@@ -70,8 +70,9 @@ def _sequence(n: OnnxNode) -> Items:
     value: Any = n.get(0)
     if isinstance(value, Items):
         return value
-    found = "nothing" if value is None else str(value.type)
-    raise ModelError(f"{n.op}: the first input is not a sequence", found=found)
+    raise n.refused(
+        "the first input is not a sequence", found="nothing" if value is None else str(value.type)
+    )
 
 
 def _items(n: OnnxNode) -> Items:
@@ -106,10 +107,10 @@ def _position(n: OnnxNode, i: int, count: int, default: int) -> int:
     """Operand i as an index into `count` items, counted from the front."""
     at = n.integer(i, "the position") if n.get(i) is not None else default
     if not -count <= at < count:
-        raise ModelError(
-            f"{n.op}: the position is outside the sequence",
-            expected=f"{-count}..{count - 1}" if count else "none: the sequence is empty",
-            found=str(at),
+        raise n.refused(
+            "the position is outside the sequence",
+            f"{-count}..{count - 1}" if count else "none: the sequence is empty",
+            at,
         )
     return at % count
 
@@ -125,10 +126,7 @@ def insert(n: OnnxNode, e: Emitter) -> Any:
     items = whole(n, items)
     at = n.integer(2, "the position")
     if not -len(items) <= at <= len(items):
-        expected = f"{-len(items)}..{len(items)}"
-        raise ModelError(
-            "SequenceInsert: the position is outside the sequence", expected=expected, found=str(at)
-        )
+        raise n.refused("the position is outside the sequence", f"{-len(items)}..{len(items)}", at)
     at += len(items) * (at < 0)
     return (Items((*items[:at], n[1], *items[at:])),)
 
@@ -164,22 +162,17 @@ def split(n: OnnxNode, e: Emitter) -> Any:
     if n.get(1) is None or not n[1].type.shape:
         each = 1 if n.get(1) is None else n.integer(1, "the length of a piece")
         if each < 1 or extent // each > MOST_PIECES:
-            raise ModelError(
-                "SplitToSequence: the length of the pieces is out of range",
-                expected=f"at least 1, and so large that there are at most {MOST_PIECES} pieces of "
+            raise n.refused(
+                "the length of the pieces is out of range",
+                f"at least 1, and so large that there are at most {MOST_PIECES} pieces of "
                 f"{extent} elements",
-                found=str(each),
+                each,
             )
         lengths = [min(each, extent - at) for at in range(0, extent, each)]
     else:
         lengths = n.ints(1, "the lengths of the pieces")
     if sum(lengths) != extent or min(lengths, default=0) < 0:
-        found = str(list(lengths))
-        raise ModelError(
-            "SplitToSequence: the sum of the lengths is not the size of the axis",
-            expected=str(extent),
-            found=found,
-        )
+        raise n.refused("the sum of the lengths is not the size of the axis", extent, list(lengths))
     pieces: list[Value] = []
     start = 0
     for size in lengths:
@@ -196,7 +189,7 @@ def split(n: OnnxNode, e: Emitter) -> Any:
 def concat(n: OnnxNode, e: Emitter) -> Value:
     items = _items(n)
     if not items:
-        raise ModelError("ConcatFromSequence: the sequence is empty")
+        raise n.refused("the sequence is empty")
     new = bool(n.attr("new_axis", 0))
     axis = n.from_front(int(n.attr("axis")), items[0].type.rank + new)
     return joined(e, items, axis, new)

@@ -489,10 +489,10 @@ class Walk:
         for name in step.outputs:
             type = inferred.get(name) or self.declared(name, n)
             if name and type is None:
-                raise ModelError(
-                    f"{n.op}: gpuir does not know the operator and cannot tell the type of "
+                raise n.refused(
+                    "gpuir does not know the operator and cannot tell the type of "
                     f"its result {name!r}",
-                    expected="the type of the result in the value_info of the model, or a "
+                    "the type of the result in the value_info of the model, or a "
                     "converter for the operator",
                     fix="add the type with onnx.helper.make_tensor_value_info, or write a module "
                     f'with CONVERTERS = {{"{key_of(step.op, step.domain)}": convert}} and load '

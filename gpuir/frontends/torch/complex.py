@@ -46,13 +46,13 @@ def complex_of(n: TorchNode, e: Emitter) -> Value:
 def polar(n: TorchNode, e: Emitter) -> Value:
     """abs (cos angle + i sin angle)."""
     size, angle = n["abs"], n["angle"]
-    columns = (e(t.Map("mul", (size, e(t.Map(fn, (angle,)))))) for fn in ("cos", "sin"))
+    columns = (e.map("mul", size, e.map(fn, angle)) for fn in ("cos", "sin"))
     return joined(e, *columns)
 
 
 def magnitude(e: Emitter, x: Value) -> Value:
     """sqrt(real² + imaginary²), however large they are."""
-    return e(t.Map("hypot", pair(e, x)))
+    return e.map("hypot", *pair(e, x))
 
 
 def absolute(n: TorchNode, e: Emitter) -> Value:
@@ -73,14 +73,14 @@ def angle(n: TorchNode, e: Emitter) -> Value:
     x, dtype = n["self"], n.type.dtype
     if is_complex(x):
         real, imaginary = pair(e, x)
-        return e(t.Map("atan2", (imaginary, real)))
+        return e.map("atan2", imaginary, real)
     x = cast(e, x, dtype)
-    zero = e(t.Map("mul", (x, x)))  # not below zero: the angle is 0, or pi where x turns it
-    return e(t.Map("atan2", (mapped(e, "mul", dtype, zero, 0), x)))
+    zero = e.map("mul", x, x)  # not below zero: the angle is 0, or pi where x turns it
+    return e.map("atan2", mapped(e, "mul", dtype, zero, 0), x)
 
 
 def conjugated(e: Emitter, x: Value) -> Value:
-    return e(t.Map("conj", (x,))) if is_complex(x) else x
+    return e.map("conj", x) if is_complex(x) else x
 
 
 def conjugate(n: TorchNode, e: Emitter) -> Value:
@@ -104,11 +104,11 @@ def sign(n: TorchNode, e: Emitter) -> Value:
     """x / |x|, and 0 of 0."""
     x = n["self"]
     if not is_complex(x):
-        return e(t.Map("sign", (x,)))
+        return e.map("sign", x)
     size = magnitude(e, x)
-    none = e(t.Map("eq", (size,), (0.0,)))
-    size = e(t.Map("where", (none, e.constant(1, size.type.dtype), size)))
-    return joined(e, *(e(t.Map("div", (v, size))) for v in pair(e, x)))
+    none = e.map("eq", size, 0.0)
+    size = e.map("where", none, e.constant(1, size.type.dtype), size)
+    return joined(e, *(e.map("div", v, size) for v in pair(e, x)))
 
 
 CONVERTERS: dict[str, Converter] = {

@@ -38,7 +38,7 @@ def product(e: Emitter, a: Value, b: Value, dtype: DType | None = None) -> Value
     dtype = None if dtype == a.type.dtype else dtype
     left, right = a.type.rank == 1, b.type.rank == 1
     if left and right and dtype is None:
-        return e(t.Reduce("sum", e(t.Map("mul", (a, b))), (0,)))
+        return e(t.Reduce("sum", e.map("mul", a, b), (0,)))
     a = reshaped(e, a, (1, *a.type.shape)) if left else a
     b = reshaped(e, b, (*b.type.shape, 1)) if right else b
     y = e(t.Matmul(a, b, dtype))
@@ -85,7 +85,7 @@ def linear(n: TorchNode, e: Emitter) -> Value:
         weight = e(t.Transpose(weight, (1, 0)), f"{n.name}/weight.T")
     y = product(e, n["input"], weight)
     bias = n.get("bias")
-    return y if bias is None else e(t.Map("add", (y, bias)))
+    return y if bias is None else e.map("add", y, bias)
 
 
 def add_product(a: str, b: str, sums: bool = False) -> Converter:
@@ -140,7 +140,7 @@ def conv(n: TorchNode, e: Emitter) -> Value:
             y = e(t.Conv(x, w, strides, low, high, dilations, groups))
         if bias is None:
             return y
-        return e(t.Map("add", (y, reshaped(e, bias, (bias.type.size, *(1,) * count)))))
+        return e.map("add", y, reshaped(e, bias, (bias.type.size, *(1,) * count)))
 
     bias = n.get("bias")
     y = by_parts(e, convolved, x, w, bias) if is_complex(x) else convolved(x, w, bias)
@@ -165,7 +165,7 @@ def by_parts(
 
     def call(part: str, fn: str, *args: Any) -> Value:
         at(part)
-        return e(t.Map(fn, args))
+        return e.map(fn, *args)
 
     def parts(of: str, v: Value) -> tuple[Value, Value, Value]:
         at("parts")
@@ -277,10 +277,10 @@ def adaptive_mean(n: TorchNode, e: Emitter) -> Results:
     x, count = n["self"], len(n.args["output_size"])
     spatial, wanted = x.type.shape[-count:], n.type.shape[-count:]
     if len(spatial) != len(wanted):
-        raise ModelError(
-            f"{n.op}: the number of axes of the result is not that of output_size",
-            expected=f"{count} axes after the channels",
-            found=f"{x.type} to {n.type}",
+        raise n.refused(
+            "the number of axes of the result is not that of output_size",
+            f"{count} axes after the channels",
+            f"{x.type} to {n.type}",
         )
     if not n.type.size:
         return e.fill(0, n.type)

@@ -36,7 +36,7 @@ def embedding_bag(n: TorchNode, e: Emitter) -> Results:
     y = e(t.Gather(n["weight"], indices, 0))
     if (share := n.get("per_sample_weights")) is not None:
         share = reshaped(e, share, (*indices.type.shape, 1))
-        y = e(t.Map("mul", (y, share)))
+        y = e.map("mul", y, share)
     if length is None:
         bag = reshaped(e, bag_of(e, indices, offsets, bags), (indices.type.size, 1))
         return (combined(e, y, bag, n.type, mode), None, None, None)
@@ -80,14 +80,14 @@ def bag_of(e: Emitter, indices: Value, offsets: Value, bags: int) -> Value:
     """The bag of each index, as ATen's forward kernel writes it (`offset2bag`)."""
     count = indices.type.shape[0]
     if (length := even_length(e, indices, offsets, bags)) is not None:
-        return e(t.Map("div", (e(t.Iota(TensorType((count,), i64))),), (max(length, 1),)))
+        return e.map("div", e(t.Iota(TensorType((count,), i64))), max(length, 1))
     if offsets.type.shape[0] > bags:  # the last one is where all end
         offsets = e(t.Slice(offsets, (0,), (bags,), (1,)))
     none = e.fill(0, TensorType((count + 1,), i64))
     ones = e.fill(1, TensorType((bags,), i64))
     at = cast(e, e(t.Reshape(offsets, (bags, 1))), i64)
     begun = e(t.Cumulative("sum", e(t.ScatterND(none, at, ones, "add")), 0))
-    return e(t.Map("sub", (e(t.Slice(begun, (0,), (count,), (1,))),), (1,)))
+    return e.map("sub", e(t.Slice(begun, (0,), (count,), (1,))), 1)
 
 
 def sizes_of(e: Emitter, bag: Value, bags: int, dtype: DType) -> Value:
@@ -106,9 +106,9 @@ def combined(e: Emitter, rows: Value, bag: Value, type: TensorType, mode: str) -
         return y
     sizes = sizes_of(e, bag, type.shape[0], type.dtype)
     if mode == "mean":
-        return e(t.Map("div", (y, e(t.Map("max", (sizes,), (1.0,))))))
-    filled = e(t.Map("gt", (sizes,), (0.0,)))
-    return e(t.Map("where", (filled, y, e.fill(0, TensorType((), type.dtype)))))
+        return e.map("div", y, e.map("max", sizes, 1.0))
+    filled = e.map("gt", sizes, 0.0)
+    return e.map("where", filled, y, e.fill(0, TensorType((), type.dtype)))
 
 
 # ---------------------------------------------------------------------------- gradients
@@ -122,7 +122,7 @@ def bag_backward(n: TorchNode, e: Emitter) -> Value:
     added where the maximum was."""
     check_padding(n)
     if n.args["scale_grad_by_freq"]:
-        raise ModelError(f"{n.op}: scale_grad_by_freq is not supported")
+        raise n.refused("scale_grad_by_freq is not supported")
     if n.args.get("sparse"):
         e.assume(f"{n.name}: the gradient of the table is dense, while PyTorch keeps it sparse")
     dy, indices, offsets = n["grad"], n["indices"], n.get("offsets")
@@ -130,8 +130,8 @@ def bag_backward(n: TorchNode, e: Emitter) -> Value:
     zeros = e.fill(0, n.type)
     if mode == "max":
         if (largest := n.get("maximum_indices")) is None:
-            raise ModelError(
-                f"{n.op}: mode max has no gradient when bags differ in length",
+            raise n.refused(
+                "mode max has no gradient when bags differ in length",
                 fix="give a matrix of indices, so that all bags have the same length",
             )
         return e(t.ScatterElements(zeros, largest, dy, axis=0, combine="add"))
@@ -139,7 +139,7 @@ def bag_backward(n: TorchNode, e: Emitter) -> Value:
     if mode == "mean":
         column = reshaped(e, bag, (bag.type.size, 1))
         sizes = sizes_of(e, column, bags, dy.type.dtype)
-        dy = e(t.Map("div", (dy, e(t.Map("max", (sizes,), (1.0,))))))
+        dy = e.map("div", dy, e.map("max", sizes, 1.0))
     keys, places = in_order(e, indices)
     count, width = indices.type.size, dy.type.shape[-1]
     line, most = TensorType((count,), i64), min(count, n.type.shape[0] + count // PART_ROWS)
@@ -176,7 +176,7 @@ def weights_backward(n: TorchNode, e: Emitter) -> Value:
     dy, indices = n["grad"], n["indices"]
     bag = bag_of(e, indices, n["offsets"], dy.type.shape[0])
     both = (e(t.Gather(n["weight"], indices, 0)), e(t.Gather(dy, bag, 0)))
-    return e(t.Reduce("sum", e(t.Map("mul", both)), (1,)))
+    return e(t.Reduce("sum", e.map("mul", *both), (1,)))
 
 
 CONVERTERS: dict[str, Converter] = {

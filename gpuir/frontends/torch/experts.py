@@ -12,7 +12,6 @@ from gpuir.frontends.emit import Emitter
 from gpuir.frontends.idioms import cast, part
 from gpuir.frontends.idioms import experts as mixture
 from gpuir.frontends.torch.node import Converter, Results, TorchNode
-from gpuir.ir.errors import ModelError
 from gpuir.ir.graph import Value
 from gpuir.ops import tensor as t
 
@@ -165,7 +164,7 @@ def grouped_product(n: TorchNode, e: Emitter) -> Results:
     more groups than rows those that get none are left out."""
     a, b, ends = n["self"], n["mat2"], n.get("offs")
     if n.get("bias") is not None:
-        raise ModelError(f"{n.op}: a bias is not supported")
+        raise n.refused("a bias is not supported")
     if ends is None:
         return cast(e, e(t.Matmul(a, b)), n.type.dtype)
     shape, groups = n.type.shape, ends.type.size

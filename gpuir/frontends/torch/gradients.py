@@ -13,7 +13,6 @@ from gpuir.frontends.torch.layout import first_cell, padding, padding_around
 from gpuir.frontends.torch.node import Converter, Results, TorchNode
 from gpuir.frontends.torch.pointwise import mapped, truth
 from gpuir.frontends.torch.reduction import per_channel
-from gpuir.ir.errors import ModelError
 from gpuir.ir.graph import Value
 from gpuir.ops import tensor as t
 from gpuir.ops.scalar import flops_of
@@ -82,11 +81,11 @@ def batch_norm_backward(n: TorchNode, e: Emitter) -> Results:
         return norm_backward(n, e, dy, x, scale, axes, shape, eps)
     middle, spread = (per_channel(e, n[f"running_{part}"], rank) for part in ("mean", "var"))
     assert middle is not None and spread is not None
-    inverse = e(t.Map("rsqrt", (e(t.Map("add", (spread,), (eps,))),)))
-    slope = inverse if scale is None else e(t.Map("mul", (inverse, scale)))
-    dx = e(t.Map("mul", (dy, cast(e, slope, dy.type.dtype))))
-    normal = e(t.Map("mul", (e(t.Map("sub", (x, middle))), inverse)))
-    dw = e(t.Reduce("sum", e(t.Map("mul", (dy, normal))), axes))
+    inverse = e.map("rsqrt", e.map("add", spread, eps))
+    slope = inverse if scale is None else e.map("mul", inverse, scale)
+    dx = e.map("mul", dy, cast(e, slope, dy.type.dtype))
+    normal = e.map("mul", e.map("sub", x, middle), inverse)
+    dw = e(t.Reduce("sum", e.map("mul", dy, normal), axes))
     found = (dx, dw, e(t.Reduce("sum", dy, axes)))
     return tuple(v if w else None for v, w in zip(found, n.args["output_mask"], strict=True))
 
@@ -123,7 +122,7 @@ def eps_of(n: TorchNode, e: Emitter, inverse: Value) -> float:
     if isinstance(op, t.Map) and op.fn == "rsqrt":
         op = e.builder.producer(op.args[0])
     if not (isinstance(op, t.Map) and op.fn == "add" and op.imm):
-        raise ModelError(f"{n.op}: mean and rstd are not the results of a norm in this program")
+        raise n.refused("mean and rstd are not the results of a norm in this program")
     return float(op.imm[0])
 
 
@@ -182,7 +181,7 @@ def pool_backward(fn: Any, count: int) -> Converter:
         include = bool(n.args.get("count_include_pad"))
         extra = extra if include and any(extra) else ()
         if n.args.get("divisor_override"):
-            raise ModelError(f"{n.op}: divisor_override is not supported")
+            raise n.refused("divisor_override is not supported")
         op = gradient("mean", x=None, include_pad=include, extra=extra)
         return reshaped(e, e(op), n.type.shape)
 
@@ -227,10 +226,10 @@ def embedding_backward(n: TorchNode, e: Emitter) -> Value:
     at = reshaped(e, indices, (indices.type.size, 1))
     padding = int(n.args["padding_idx"])
     if padding >= 0:
-        kept = e(t.Map("ne", (at,), (padding,)))
-        flat = e(t.Map("where", (kept, flat, e.constant(0, flat.type.dtype))))
+        kept = e.map("ne", at, padding)
+        flat = e.map("where", kept, flat, e.constant(0, flat.type.dtype))
     if n.args["scale_grad_by_freq"]:
-        raise ModelError(f"{n.op}: scale_grad_by_freq is not supported")
+        raise n.refused("scale_grad_by_freq is not supported")
     return e(t.ScatterND(e.fill(0, n.type), at, flat, "add"))
 
 
@@ -254,7 +253,7 @@ def dropout_backward(n: TorchNode, e: Emitter) -> Value:
     dy, mask = n["grad_output"], n["mask"]
     dtype = n.type.dtype
     scaled = mapped(e, "mul", dtype, dy, n.args["scale"])
-    return e(t.Map("where", (truth(e, mask), scaled, e.constant(0, dtype))))
+    return e.map("where", truth(e, mask), scaled, e.constant(0, dtype))
 
 
 FUSED = (

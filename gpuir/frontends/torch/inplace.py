@@ -13,7 +13,6 @@ from torch.fx import Node
 from gpuir.frontends.emit import Emitter
 from gpuir.frontends.torch.node import Converter, TorchNode
 from gpuir.ir.graph import Value
-from gpuir.ops import tensor as t
 
 # A copy of a tensor, for the backward pass.
 LIBRARY = torch.library.Library("gpuir", "FRAGMENT")
@@ -58,7 +57,7 @@ def kept_operands(program: ExportedProgram) -> Generator[None]:
 
 
 def convert_kept(n: TorchNode, e: Emitter) -> Value:
-    return e(t.Map("copy", (n["x"],)))
+    return e.map("copy", n["x"])
 
 
 CONVERTERS: dict[str, Converter] = {"gpuir::kept": convert_kept}

@@ -13,7 +13,6 @@ from gpuir.frontends.emit import Emitter
 from gpuir.frontends.idioms import cast, part, pick, reshaped, transposed
 from gpuir.frontends.torch.node import Converter, TorchNode
 from gpuir.frontends.torch.pointwise import floored, mapped, of_dtype
-from gpuir.ir.errors import ModelError
 from gpuir.ir.graph import Value
 from gpuir.ir.types import DType, TensorType, bool_, i64
 from gpuir.ops import tensor as t
@@ -225,7 +224,7 @@ def triangle(keeps_upper: bool) -> Converter:
         x = n["self"]
         rows, columns = x.type.shape[-2:]
         mask = triangle_mask(e, rows, columns, n.args["diagonal"], keeps_upper)
-        return e(t.Map("where", (mask, x, e.constant(of_dtype(0, x.type.dtype), x.type.dtype))))
+        return e.map("where", mask, x, e.constant(of_dtype(0, x.type.dtype), x.type.dtype))
 
     return convert
 
@@ -234,8 +233,8 @@ def triangle_mask(e: Emitter, rows: int, columns: int, diagonal: int, upper: boo
     """[rows, columns]: column - row at least `diagonal` (upper), or at most."""
     row = e(t.Iota(TensorType((rows, 1), i64), 0), fold=False)
     column = e(t.Iota(TensorType((1, columns), i64), 1), fold=False)
-    apart = e(t.Map("sub", (column, row)))
-    return e(t.Map("ge" if upper else "le", (apart,), (diagonal,)))
+    apart = e.map("sub", column, row)
+    return e.map("ge" if upper else "le", apart, diagonal)
 
 
 # ---------------------------------------------------------------------------- indexing
@@ -351,11 +350,11 @@ def index_put(n: TorchNode, e: Emitter) -> Value:
             wide = reshaped(e, mask, (*mask.type.shape, *(1,) * inner))
             values = reshaped(e, cast(e, values, x.type.dtype), values.type.shape[-inner or 9 :])
             if n.args["accumulate"]:
-                values = e(t.Map("add", (x, values)))
-            return e(t.Map("where", (wide, values, x)))
+                values = e.map("add", x, values)
+            return e.map("where", wide, values, x)
     given = [i for i, v in enumerate(n.args["indices"]) if v is not None]
     if len(masks) == 1 and masks[0].type.dtype == bool_ and given != [0]:
-        raise ModelError(f"{n.op}: a mask over the last axes only is not supported")
+        raise n.refused("a mask over the last axes only is not supported")
     places = index_places(n, e, values.type.shape[0] if values.type.rank else 1)
     axes = [axis for axis, _ in places]
     order = [*axes, *(i for i in range(x.type.rank) if i not in axes)]
@@ -412,7 +411,7 @@ def scatter(n: TorchNode, e: Emitter) -> Value:
         ones = e.fill(1, source.type)
         count = e.fill(0 if alone else 1, x.type)
         count = e(t.ScatterElements(count, at, ones, axis=axis, combine="add"))
-        found = divided(e, found, e(t.Map("max", (count,), (of_dtype(1, dtype),))))
+        found = divided(e, found, e.map("max", count, of_dtype(1, dtype)))
     return reshaped(e, found, n.type.shape)
 
 
@@ -426,7 +425,7 @@ def neutral_of(combine: str, dtype: DType) -> float:
 def divided(e: Emitter, x: Value, y: Value) -> Value:
     """x / y, rounded down for integers."""
     if x.type.dtype.is_float:
-        return e(t.Map("div", (x, y)))
+        return e.map("div", x, y)
     return floored(e, x.type.dtype, x, y)
 
 

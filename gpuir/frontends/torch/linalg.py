@@ -14,7 +14,6 @@ from gpuir.frontends.idioms import cast, line, transposed
 from gpuir.frontends.torch.complex import conjugated
 from gpuir.frontends.torch.node import Converter, Results, TorchNode
 from gpuir.frontends.torch.pointwise import mapped
-from gpuir.ir.errors import ModelError
 from gpuir.ir.graph import Value
 from gpuir.ir.types import TensorType, f32, i32, i64
 from gpuir.ops import tensor as t
@@ -64,7 +63,7 @@ def cholesky_inverse(n: TorchNode, e: Emitter) -> Value:
 
 def diagonal_of_ones(e: Emitter, type: TensorType) -> Value:
     m, k = type.shape[-2:]
-    return e(t.Map("eq", (line(e, m, 2, 0, i64), line(e, k, 2, 1, i64))))
+    return e.map("eq", line(e, m, 2, 0, i64), line(e, k, 2, 1, i64))
 
 
 def solved_twice(n: TorchNode, e: Emitter, b: Value, factor: Value, upper: bool) -> Value:
@@ -124,13 +123,13 @@ def factors(e: Emitter, x: Value, packed: Any, pivots: Any) -> tuple[Value, ...]
 
 def lu_factor(n: TorchNode, e: Emitter) -> Results:
     if n.args.get("pivot") is False:
-        raise ModelError(f"{n.op}: without pivoting is not supported")
+        raise n.refused("without pivoting is not supported")
     return *factors(e, n["A"], *n.types[:2]), zeros(e, n.types[2])
 
 
 def lu(n: TorchNode, e: Emitter) -> Results:
     if n.args.get("pivot") is False:
-        raise ModelError(f"{n.op}: without pivoting is not supported")
+        raise n.refused("without pivoting is not supported")
     x = n["A"]
     *lead, rows, columns = x.type.shape
     pivots = TensorType((*lead, min(rows, columns)), i32)

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from gpuir.frontends.emit import Emitter
+from gpuir.frontends.node import ModelNode
 from gpuir.ir import types as ir
 from gpuir.ir.errors import ModelError
 from gpuir.ir.graph import Value
@@ -57,7 +58,7 @@ class Arguments(dict[str, Any]):
 
 
 @dataclass
-class TorchNode:
+class TorchNode(ModelNode):
     """A call as a converter sees it: the arguments by the names that the operator's schema gives
     them, defaults filled in. Tensors are `Value`s, sizes numbers.
 

@@ -234,10 +234,10 @@ def scaled(
     y = reshaped(e, w, shape) if even else w
     y = e(t.Cast(e(t.Bitcast(y, f4e2m1)) if floats else y, dtype), fold=False)
     if zero is not None:
-        y = e(t.Map("sub", (y, spread(zero))))
+        y = e.map("sub", y, spread(zero))
     elif kinds.kind == "uint" and not floats:
-        y = e(t.Map("sub", (y,), (float(2 ** (kinds.bits - 1)),)))
-    return reshaped(e, e(t.Map("mul", (y, spread(scale)))), (*lead, out, into))
+        y = e.map("sub", y, float(2 ** (kinds.bits - 1)))
+    return reshaped(e, e.map("mul", y, spread(scale)), (*lead, out, into))
 
 
 def convert_unpack(n: TorchNode, e: Emitter) -> Results:
@@ -254,23 +254,23 @@ def convert_quantize(n: TorchNode, e: Emitter) -> Results:
     scale = given
     if scale is None:
         last = (x.type.rank - 1,)
-        top = e(t.Reduce("max", e(t.Map("abs", (x,))), last, keepdims=True))
-        scale = e(t.Map("mul", (top,), (1 / most,)))
-    y = e(t.Map("div", (x, scale)))
+        top = e(t.Reduce("max", e.map("abs", x), last, keepdims=True))
+        scale = e.map("mul", top, 1 / most)
+    y = e.map("div", x, scale)
     if dtype.is_integer:
-        y = e(t.Map("round", (y,)))
-    y = e(t.Cast(e(t.Map("clip", (y,), (-most, most))), dtype))
+        y = e.map("round", y)
+    y = e(t.Cast(e.map("clip", y, -most, most), dtype))
     return y, scale
 
 
 def rescaled(
     e: Emitter, y: Value, scale: Value, columns: Value | None, bias: Value | None, dtype: DType
 ) -> Value:
-    y = e(t.Map("mul", (cast(e, y, f32), scale)))
+    y = e.map("mul", cast(e, y, f32), scale)
     if columns is not None:
-        y = e(t.Map("mul", (y, reshaped(e, cast(e, columns, f32), (columns.type.size,)))))
+        y = e.map("mul", y, reshaped(e, cast(e, columns, f32), (columns.type.size,)))
     y = cast(e, y, dtype)
-    return y if bias is None else e(t.Map("add", (y, bias)))
+    return y if bias is None else e.map("add", y, bias)
 
 
 def convert_scaled_linear(n: TorchNode, e: Emitter) -> Results:

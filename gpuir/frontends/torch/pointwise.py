@@ -42,7 +42,7 @@ def mapped(e: Emitter, fn: str, dtype: DType, *args: Any) -> Value:
     operands = tuple(
         cast(e, v, dtype) if isinstance(v, Value) else constant(e, v, dtype) for v in values
     )
-    return e(t.Map(fn, operands, tuple(imm)))
+    return e.map(fn, *operands, *imm)
 
 
 def constant(e: Emitter, number: Any, dtype: DType) -> Value:
@@ -68,7 +68,7 @@ def sign_bit(n: TorchNode, e: Emitter) -> Value:
     if dtype == bool_:
         return e.fill(False, x.type)
     if dtype.is_float:
-        x = e(t.Map("copysign", (constant(e, 1, dtype), x)))
+        x = e.map("copysign", constant(e, 1, dtype), x)
     return mapped(e, "lt", dtype, x, 0)
 
 
@@ -125,14 +125,14 @@ def logical(fn: str) -> Converter:
 
     def convert(n: TorchNode, e: Emitter) -> Value:
         operands = tuple(truth(e, n[name]) for name in ("self", "other") if name in n.args)
-        return e(t.Map(fn, operands))
+        return e.map(fn, *operands)
 
     return convert
 
 
 def truth(e: Emitter, x: Value) -> Value:
     """x != 0."""
-    return x if x.type.dtype == bool_ else e(t.Map("ne", (x,), (of_dtype(0, x.type.dtype),)))
+    return x if x.type.dtype == bool_ else e.map("ne", x, of_dtype(0, x.type.dtype))
 
 
 def bitwise(fn: str, of_bools: str) -> Converter:
@@ -153,7 +153,7 @@ def divide(n: TorchNode, e: Emitter) -> Value:
     if mode is None or dtype.is_float:
         quotient = mapped(e, "div", dtype, x, y)
         rounding = {None: "", "floor": "floor", "trunc": "trunc"}[mode]
-        return e(t.Map(rounding, (quotient,))) if rounding else quotient
+        return e.map(rounding, quotient) if rounding else quotient
     if mode == "trunc":
         return mapped(e, "div", dtype, x, y)
     return floored(e, dtype, x, y)
@@ -168,7 +168,7 @@ def floored(e: Emitter, dtype: DType, x: Any, y: Any) -> Value:
 def floor_divide(n: TorchNode, e: Emitter) -> Value:
     dtype, x, y = n.type.dtype, n.args["self"], n.args["other"]
     if dtype.is_float:
-        return e(t.Map("floor", (mapped(e, "div", dtype, x, y),)))
+        return e.map("floor", mapped(e, "div", dtype, x, y))
     return floored(e, dtype, x, y)
 
 
@@ -178,7 +178,7 @@ def power(n: TorchNode, e: Emitter) -> Value:
     if isinstance(x, Value) and dtype.is_float:
         if y == 2:
             x = cast(e, x, dtype)
-            return e(t.Map("mul", (x, x)))
+            return e.map("mul", x, x)
         if y == 0.5:
             return mapped(e, "sqrt", dtype, x)
         if y == -0.5:
@@ -204,7 +204,7 @@ def where(n: TorchNode, e: Emitter) -> Value:
     operands = (
         cast(e, v, dtype) if isinstance(v, Value) else constant(e, v, dtype) for v in branches
     )
-    return e(t.Map("where", (truth(e, n["condition"]), *operands)))
+    return e.map("where", truth(e, n["condition"]), *operands)
 
 
 def masked_fill(n: TorchNode, e: Emitter) -> Value:
@@ -214,12 +214,12 @@ def masked_fill(n: TorchNode, e: Emitter) -> Value:
     number = cast(e, value, dtype) if isinstance(value, Value) else None
     if number is None:
         number = constant(e, value, dtype)
-    return e(t.Map("where", (n["mask"], number, x)))
+    return e.map("where", n["mask"], number, x)
 
 
 def gelu(n: TorchNode, e: Emitter) -> Value:
     fns = {"none": "gelu", "tanh": "gelu_tanh"}
-    return e(t.Map(fns[n.args["approximate"]], (n["self"],)))
+    return e.map(fns[n.args["approximate"]], n["self"])
 
 
 def hardtanh(n: TorchNode, e: Emitter) -> Value:
@@ -241,7 +241,7 @@ def prelu(n: TorchNode, e: Emitter) -> Value:
         slope = e(t.Reshape(slope, (slope.type.size, *(1,) * (x.type.rank - 2))))
     elif slope.type.rank > x.type.rank:
         slope = e(t.Reshape(slope, ()))
-    return e(t.Map("leaky_relu", (x, slope)))
+    return e.map("leaky_relu", x, slope)
 
 
 def elu(n: TorchNode, e: Emitter) -> Value:
@@ -253,7 +253,7 @@ def elu(n: TorchNode, e: Emitter) -> Value:
     else:
         below = mapped(e, "expm1", dtype, mapped(e, "mul", dtype, x, inner))
         below = mapped(e, "mul", dtype, below, alpha)
-        y = e(t.Map("where", (mapped(e, "gt", dtype, x, 0), x, below)))
+        y = e.map("where", mapped(e, "gt", dtype, x, 0), x, below)
     return y if scale == 1 else mapped(e, "mul", dtype, y, scale)
 
 
@@ -266,10 +266,10 @@ def softplus(n: TorchNode, e: Emitter) -> Value:
     """log(1 + exp(beta x)) / beta; x itself where beta x exceeds the threshold."""
     beta, x, dtype = float(n.args["beta"]), n["self"], n.type.dtype
     inner = x if beta == 1 else mapped(e, "mul", dtype, x, beta)
-    y = e(t.Map("softplus", (inner,)))
+    y = e.map("softplus", inner)
     y = y if beta == 1 else mapped(e, "div", dtype, y, beta)
     large = mapped(e, "gt", dtype, inner, n.args["threshold"])
-    return e(t.Map("where", (large, x, y)))
+    return e.map("where", large, x, y)
 
 
 def nan_less(fn: str) -> Converter:
@@ -278,11 +278,11 @@ def nan_less(fn: str) -> Converter:
     def convert(n: TorchNode, e: Emitter) -> Value:
         dtype = n.type.dtype
         a, b = (cast(e, n[name], dtype) for name in ("self", "other"))
-        found = e(t.Map(fn, (a, b)))
+        found = e.map(fn, a, b)
         if not dtype.is_float:
             return found
-        found = e(t.Map("where", (e(t.Map("isnan", (b,))), a, found)))
-        return e(t.Map("where", (e(t.Map("isnan", (a,))), b, found)))
+        found = e.map("where", e.map("isnan", b), a, found)
+        return e.map("where", e.map("isnan", a), b, found)
 
     return convert
 
@@ -317,16 +317,16 @@ def round_(n: TorchNode, e: Emitter) -> Value:
     if not dtype.is_float:
         return x
     if not decimals:
-        return e(t.Map("round", (x,)))
+        return e.map("round", x)
     power = 10.0**decimals
-    return mapped(e, "div", dtype, e(t.Map("round", (mapped(e, "mul", dtype, x, power),))), power)
+    return mapped(e, "div", dtype, e.map("round", mapped(e, "mul", dtype, x, power)), power)
 
 
 def whole(fn: str) -> Converter:
     """Rounding, which leaves integers as they are."""
 
     def convert(n: TorchNode, e: Emitter) -> Value:
-        return e(t.Map(fn, (n["self"],))) if n.type.dtype.is_float else n["self"]
+        return e.map(fn, n["self"]) if n.type.dtype.is_float else n["self"]
 
     return convert
 
@@ -337,7 +337,7 @@ def number_test(fn: str) -> Converter:
     def convert(n: TorchNode, e: Emitter) -> Value:
         x = n["self"]
         if x.type.dtype.is_float:
-            return e(t.Map(fn, (x,)))
+            return e.map(fn, x)
         return e.fill(False, TensorType(x.type.shape, bool_))
 
     return convert
@@ -382,7 +382,7 @@ def copied(n: TorchNode, e: Emitter) -> Value:
     dropout by nothing. What the backward pass alone reads is copied: autograd keeps so what an
     operator in place writes over (SiLU's operand; torch/csrc/autograd, VariableType)."""
     if n.saved:
-        return e(t.Map("copy", (n["self"],)))
+        return e.map("copy", n["self"])
     if n.args["memory_format"] not in (None, torch.preserve_format):
         return in_format(n, e, n["self"])
     x = n.fakes.get("self")
@@ -391,7 +391,7 @@ def copied(n: TorchNode, e: Emitter) -> Value:
         x.is_contiguous()
         or (x.dim() in formats and x.is_contiguous(memory_format=formats[x.dim()]))
     )
-    return n["self"] if whole else e(t.Map("identity", (n["self"],)))
+    return n["self"] if whole else e.map("identity", n["self"])
 
 
 def contiguous(n: TorchNode, e: Emitter) -> Value:
@@ -406,7 +406,7 @@ def in_format(n: TorchNode, e: Emitter, x: Value) -> Value:
             order = channels_last(x.type.rank)
             return x if order is None else e(t.Ordered(x, order))
         case torch.contiguous_format | 0:
-            return e(t.Map("identity", (x,)))
+            return e.map("identity", x)
         case _:
             return x
 

@@ -44,7 +44,7 @@ def integers(n: TorchNode, e: Emitter) -> Value:
         y = mapped(e, "mul", f32, drawn(e, "uniform", type, low=0.0, high=1.0), high)
     else:
         y = drawn(e, "uniform", type, low=low, high=float(high))
-    return cast(e, e(t.Map("floor", (y,))), n.type.dtype)
+    return cast(e, e.map("floor", y), n.type.dtype)
 
 
 def permutation(n: TorchNode, e: Emitter) -> Value:
@@ -69,7 +69,7 @@ def multinomial(n: TorchNode, e: Emitter) -> Value:
     rows = reshaped(e, x, (1, *x.type.shape)) if x.type.rank == 1 else x
     count = int(n.args["num_samples"])
     type = TensorType((rows.type.shape[0], count), i64)
-    return reshaped(e, drawn(e, "multinomial", type, e(t.Map("log", (rows,)))), n.type.shape)
+    return reshaped(e, drawn(e, "multinomial", type, e.map("log", rows)), n.type.shape)
 
 
 def dropout(n: TorchNode, e: Emitter) -> Results:
@@ -80,8 +80,8 @@ def dropout(n: TorchNode, e: Emitter) -> Results:
     if n.args["train"] is False or p == 0:
         return (x, e.fill(True, mask_type)) if native else x
     keep = drawn(e, "keep", mask_type, ratio=p)
-    scaled = e(t.Map("mul", (x,), (1 / (1 - p) if p < 1 else 0.0,)))
-    y = e(t.Map("where", (keep, scaled, e.constant(0, x.type.dtype))))
+    scaled = e.map("mul", x, 1 / (1 - p) if p < 1 else 0.0)
+    y = e.map("where", keep, scaled, e.constant(0, x.type.dtype))
     return (y, keep) if native else y
 
 

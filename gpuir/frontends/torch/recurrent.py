@@ -16,13 +16,12 @@ from gpuir.frontends.recurrence import (
     rnn_cell,
 )
 from gpuir.frontends.torch.node import Converter, Results, TorchNode
-from gpuir.ir.errors import ModelError
 from gpuir.ir.graph import Value
 from gpuir.ops import tensor as t
 
 
 def mapped(fn: str) -> Activation:
-    return lambda x, e: e(t.Map(fn, (x,)))
+    return lambda x, e: e.map(fn, x)
 
 
 def weights(e: Emitter, x: Value, params: Sequence[Value], waits: bool, turned: bool) -> Weights:
@@ -34,7 +33,7 @@ def weights(e: Emitter, x: Value, params: Sequence[Value], waits: bool, turned: 
     if biases:
         ours, theirs = biases
         late = theirs if waits else None
-        gates = e(t.Map("add", (gates, ours if waits else e(t.Map("add", (ours, theirs))))))
+        gates = e.map("add", gates, ours if waits else e.map("add", ours, theirs))
     if turned:
         gates = e(t.Transpose(gates, (1, 0, 2)))
     return Weights(gates, (r,), late, ())
@@ -51,10 +50,10 @@ def recurrent(cell: Cell, functions: Sequence[str], states: int) -> Converter:
         runs = int(n.args["num_layers"]) * directions
         each = 4 if n.args["has_biases"] else 2
         if len(params) != runs * each:
-            raise ModelError(
-                f"{n.op}: projections (proj_size) are not supported",
-                expected=f"{runs * each} weights",
-                found=str(len(params)),
+            raise n.refused(
+                "projections (proj_size) are not supported",
+                f"{runs * each} weights",
+                len(params),
             )
         if n.args["train"] and n.args["dropout"] and int(n.args["num_layers"]) > 1:
             e.assume(f"{n.name}: dropout between layers is counted as free")

@@ -93,7 +93,7 @@ def variance(root: bool, mean: bool) -> Converter:
             total = over(e, "sum", mapped(e, "mul", dtype, apart, apart), axes, keep)
         count = prod(x.type.shape[a] for a in axes)
         found = mapped(e, "div", dtype, total, max(count - correction, 0))
-        found = e(t.Map("sqrt", (found,))) if root else found
+        found = e.map("sqrt", found) if root else found
         if not mean:
             return found
         return found, reshaped(e, middle, found.type.shape)
@@ -107,10 +107,10 @@ def squares_apart(e: Emitter, x: Value, axes: tuple[int, ...], keep: bool) -> Va
     where, sums = e.builder.locs, list[Value]()
     for name, v in zip(("real", "imaginary"), pair(e, x), strict=True):
         e.builder.locs = beside(where, name)
-        apart = e(t.Map("sub", (v, over(e, "mean", v, axes, True))))
-        sums.append(over(e, "sum", e(t.Map("mul", (apart, apart))), axes, keep))
+        apart = e.map("sub", v, over(e, "mean", v, axes, True))
+        sums.append(over(e, "sum", e.map("mul", apart, apart), axes, keep))
     e.builder.locs = where
-    return e(t.Map("add", tuple(sums)))
+    return e.map("add", *sums)
 
 
 def cumulative(fn: Any) -> Converter:
@@ -148,11 +148,11 @@ def running_extreme(fn: Any) -> Converter:
             return x, e.fill(0, TensorType((), i64))
         axis = n.axis(x.type.rank)
         y = e(t.Cumulative(fn, x, axis))
-        reached = e(t.Map("eq", (x, y)))
+        reached = e.map("eq", x, y)
         if x.type.dtype.is_float:  # once there is a NaN it stays
-            reached = e(t.Map("or", (reached, e(t.Map("isnan", (x,))))))
+            reached = e.map("or", reached, e.map("isnan", x))
         places = line(e, x.type.shape[axis], x.type.rank, axis, i64)
-        at = e(t.Map("where", (reached, places, e.constant(0, i64))))
+        at = e.map("where", reached, places, e.constant(0, i64))
         return y, e(t.Cumulative("max", at, axis))
 
     return convert
@@ -187,10 +187,10 @@ def median(n: TorchNode, e: Emitter) -> Results:
     value, place = smallest(e, flat, (count + 1) // 2, dim, bool(n.args.get("keepdim")))
     if x.type.dtype.is_float and flat.type.rank:
         keep = bool(n.args.get("keepdim"))
-        none = cast(e, e(t.Map("isnan", (flat,))), i64)
+        none = cast(e, e.map("isnan", flat), i64)
         spoiled = over(e, "max", none, (dim % flat.type.rank,), keep)
-        spoiled = e(t.Map("ne", (spoiled,), (0,)))
-        value = e(t.Map("where", (spoiled, e.constant(float("nan"), x.type.dtype), value)))
+        spoiled = e.map("ne", spoiled, 0)
+        value = e.map("where", spoiled, e.constant(float("nan"), x.type.dtype), value)
     return value if whole else (value, place)
 
 
@@ -205,9 +205,9 @@ def number_median(n: TorchNode, e: Emitter) -> Results:
         return e.fill(float("nan"), n.type)
     axis = 0 if whole else n.axis(x.type.rank)
     ordered, places = e.add(t.TopK(x, x.type.shape[axis], axis, False))
-    good = cast(e, e(t.Map("not", (e(t.Map("isnan", (x,))),))), i64)
-    last = e(t.Map("sub", (over(e, "sum", good, (axis,), True),), (1,)))
-    middle = e(t.Map("div", (e(t.Map("max", (last,), (0,))),), (2,)))
+    good = cast(e, e.map("not", e.map("isnan", x)), i64)
+    last = e.map("sub", over(e, "sum", good, (axis,), True), 1)
+    middle = e.map("div", e.map("max", last, 0), 2)
     value, place = (
         reshaped(e, e(t.GatherElements(v, middle, axis)), n.type.shape) for v in (ordered, places)
     )
@@ -259,8 +259,8 @@ def safe_softmax(n: TorchNode, e: Emitter) -> Value:
     x = cast(e, n["self"], n.type.dtype)
     axis = n.axis(x.type.rank)
     hidden = over(e, "max", x, (axis,), True)
-    none = e(t.Map("eq", (hidden,), (float("-inf"),)))
-    return e(t.Map("where", (none, e.constant(0, x.type.dtype), e(t.Softmax(x, axis)))))
+    none = e.map("eq", hidden, float("-inf"))
+    return e.map("where", none, e.constant(0, x.type.dtype), e(t.Softmax(x, axis)))
 
 
 def softmax_backward(n: TorchNode, e: Emitter) -> Value:
@@ -269,11 +269,11 @@ def softmax_backward(n: TorchNode, e: Emitter) -> Value:
     dy, y = n["grad_output"], n["output"]
     where = e.builder.locs
     e.builder.locs = beside(where, "product")
-    product = e(t.Map("mul", (dy, y)))
+    product = e.map("mul", dy, y)
     e.builder.locs = where
     axis = n.axis(y.type.rank) if y.type.rank else 0
     total = over(e, "sum", product, (axis,), True) if y.type.rank else product
-    return cast(e, e(t.Map("sub", (product, e(t.Map("mul", (y, total)))))), n.type.dtype)
+    return cast(e, e.map("sub", product, e.map("mul", y, total)), n.type.dtype)
 
 
 def norm(n: TorchNode, e: Emitter) -> Value:
@@ -289,7 +289,7 @@ def norm(n: TorchNode, e: Emitter) -> Value:
     if p == 1:
         return over(e, "sum", x, axes, keep)
     if p == 2:
-        return e(t.Map("sqrt", (over(e, "sum", e(t.Map("mul", (x, x))), axes, keep),)))
+        return e.map("sqrt", over(e, "sum", e.map("mul", x, x), axes, keep))
     total = over(e, "sum", mapped(e, "pow", dtype, x, p), axes, keep)
     return mapped(e, "pow", dtype, total, 1 / p)
 
@@ -328,9 +328,9 @@ def statistics(
     assert type is not None
     wide = cast(e, x, type.dtype)
     middle = over(e, "mean", wide, axes, True)
-    apart = e(t.Map("sub", (wide, middle)))
-    spread = over(e, "mean", e(t.Map("mul", (apart, apart))), axes, True)
-    inverse = e(t.Map("rsqrt", (e(t.Map("add", (spread,), (eps,))),)))
+    apart = e.map("sub", wide, middle)
+    spread = over(e, "mean", e.map("mul", apart, apart), axes, True)
+    inverse = e.map("rsqrt", e.map("add", spread, eps))
     return reshaped(e, middle, type.shape), reshaped(e, inverse, type.shape)
 
 
@@ -342,9 +342,9 @@ def rms_norm(n: TorchNode, e: Emitter) -> Value:
     eps = EPSILON[x.type.dtype.name] if eps is None else float(eps)
     if not is_complex(x):
         return e(t.Normalize(x, axes=axes, scale=n.get("weight"), bias=None, eps=eps, center=False))
-    spread = over(e, "mean", e(t.Map("mul", (x, x))), axes, True)  # not of sizes: as torch has it
-    y = e(t.Map("mul", (x, e(t.Map("rsqrt", (e(t.Map("add", (spread,), (eps,))),))))))
-    return y if (scale := n.get("weight")) is None else e(t.Map("mul", (y, scale)))
+    spread = over(e, "mean", e.map("mul", x, x), axes, True)  # not of sizes: as torch has it
+    y = e.map("mul", x, e.map("rsqrt", e.map("add", spread, eps)))
+    return y if (scale := n.get("weight")) is None else e.map("mul", y, scale)
 
 
 EPSILON = {  # 1 + eps > 1
@@ -390,18 +390,18 @@ def batch_norm(n: TorchNode, e: Emitter) -> Results:
         y = e(t.Normalize(x, axes=axes, scale=scale, bias=bias, eps=eps))
         wide = cast(e, x, f32) if x.type.dtype.bits < 32 else x
         middle = over(e, "mean", wide, axes, True)
-        apart = e(t.Map("sub", (wide, middle)))
-        spread = over(e, "mean", e(t.Map("mul", (apart, apart))), axes, True)
-        inverse = e(t.Map("rsqrt", (e(t.Map("add", (spread,), (eps,))),)))
+        apart = e.map("sub", wide, middle)
+        spread = over(e, "mean", e.map("mul", apart, apart), axes, True)
+        inverse = e.map("rsqrt", e.map("add", spread, eps))
     else:
         middle, spread = (per_channel(e, v, rank) for v in running)
         assert middle is not None and spread is not None
-        apart = e(t.Map("sub", (cast(e, x, middle.type.dtype), middle)))
-        inverse = e(t.Map("rsqrt", (e(t.Map("add", (spread,), (eps,))),)))
-        y = e(t.Map("mul", (apart, inverse)))
+        apart = e.map("sub", cast(e, x, middle.type.dtype), middle)
+        inverse = e.map("rsqrt", e.map("add", spread, eps))
+        y = e.map("mul", apart, inverse)
         for fn, v in (("mul", scale), ("add", bias)):
             if v is not None:
-                y = e(t.Map(fn, (y, cast(e, v, y.type.dtype))))
+                y = e.map(fn, y, cast(e, v, y.type.dtype))
         y = cast(e, y, x.type.dtype)
     if len(n.types) == 1:
         return y
@@ -440,9 +440,9 @@ def moved_to(
     new = reshaped(e, cast(e, batch, running.type.dtype), running.type.shape)
     count = x.type.size // x.type.shape[1]
     if n.get("running_var") is running and count > 1:
-        new = e(t.Map("mul", (new,), (count / (count - 1),)))
-    kept = e(t.Map("mul", (running,), (1 - momentum,)))
-    return e(t.Map("add", (kept, e(t.Map("mul", (new,), (momentum,))))))
+        new = e.map("mul", new, count / (count - 1))
+    kept = e.map("mul", running, 1 - momentum)
+    return e.map("add", kept, e.map("mul", new, momentum))
 
 
 # ---------------------------------------------------------------------------- losses
@@ -453,21 +453,21 @@ def negative_log_likelihood(n: TorchNode, e: Emitter) -> Results:
     `ignore_index` weigh nothing."""
     x, target, weight, dtype = n["self"], n["target"], n.get("weight"), n.type.dtype
     axis = 0 if x.type.rank == 1 else 1
-    counts = e(t.Map("ne", (target,), (int(n.args["ignore_index"]),)))
-    safe = e(t.Map("where", (counts, target, e.constant(0, target.type.dtype))))
+    counts = e.map("ne", target, int(n.args["ignore_index"]))
+    safe = e.map("where", counts, target, e.constant(0, target.type.dtype))
     shape = target.type.shape
     at = reshaped(e, safe, (*shape[:axis], 1, *shape[axis:]) if x.type.rank > 1 else (1,))
-    loss = e(t.Map("neg", (reshaped(e, e(t.GatherElements(x, at, axis)), shape),)))
+    loss = e.map("neg", reshaped(e, e(t.GatherElements(x, at, axis)), shape))
     weights = cast(e, counts, dtype)
     if weight is not None:
-        weights = e(t.Map("mul", (weights, reshaped(e, e(t.Gather(weight, safe)), shape))))
-    loss = e(t.Map("mul", (loss, weights)))
+        weights = e.map("mul", weights, reshaped(e, e(t.Gather(weight, safe)), shape))
+    loss = e.map("mul", loss, weights)
     axes, how = tuple(range(len(shape))), n.args["reduction"]
     total = over(e, "sum", weights, axes, False)
     if how:
         loss = over(e, "sum", loss, axes, False)
     if how == 1:
-        loss = e(t.Map("div", (loss, total)))
+        loss = e.map("div", loss, total)
     return (loss, total) if len(n.types) > 1 else loss
 
 

@@ -15,7 +15,6 @@ from gpuir.frontends.torch.layout import nonzero_places
 from gpuir.frontends.torch.node import Converter, Results, TorchNode
 from gpuir.frontends.torch.pointwise import mapped
 from gpuir.frontends.torch.reduction import over
-from gpuir.ir.errors import ModelError
 from gpuir.ir.graph import Value
 from gpuir.ir.types import i64
 from gpuir.ops import tensor as t
@@ -158,7 +157,7 @@ def distances(n: TorchNode, e: Emitter) -> Value:
     *lead, _, width = a.type.shape
     left = reshaped(e, a, (*lead, rows, 1, width))
     right = reshaped(e, b, (*b.type.shape[:-2], 1, columns, width))
-    apart = e(t.Map("abs", (e(t.Map("sub", (left, right))),)))
+    apart = e.map("abs", e.map("sub", left, right))
     return norm_of(e, apart, p)
 
 
@@ -166,7 +165,7 @@ def norm_of(e: Emitter, x: Value, p: float) -> Value:
     """The p-norm along the last axis of what is not negative."""
     dtype, axes = x.type.dtype, (x.type.rank - 1,)
     if p == 0:
-        return over(e, "sum", cast(e, e(t.Map("ne", (x,), (0.0,))), dtype), axes, False)
+        return over(e, "sum", cast(e, e.map("ne", x, 0.0), dtype), axes, False)
     if p == float("inf"):
         return over(e, "max", x, axes, False)
     powers = x if p == 1 else mapped(e, "pow", dtype, x, p)
@@ -192,7 +191,7 @@ def pairs(n: TorchNode, e: Emitter) -> Value:
     x, p = n["self"], float(n.args["p"])
     first, second = np.triu_indices(x.type.shape[0], 1)
     a, b = (e(t.Gather(x, e.constant(i, i64))) for i in (first, second))
-    return norm_of(e, e(t.Map("abs", (e(t.Map("sub", (a, b))),))), p)
+    return norm_of(e, e.map("abs", e.map("sub", a, b)), p)
 
 
 def masked_scatter(n: TorchNode, e: Emitter) -> Value:
@@ -205,10 +204,10 @@ def masked_scatter(n: TorchNode, e: Emitter) -> Value:
     if x.type.shape != shape:
         x = e(t.Broadcast(x, shape))
     flat = reshaped(e, cast(e, mask, i64), (n.type.size,))
-    place = e(t.Map("sub", (e(t.Cumulative("sum", flat, 0)),), (1,)))
-    place = e(t.Map("clip", (place,), (0, max(source.type.size - 1, 0))))
+    place = e.map("sub", e(t.Cumulative("sum", flat, 0)), 1)
+    place = e.map("clip", place, 0, max(source.type.size - 1, 0))
     taken = e(t.Gather(reshaped(e, source, (source.type.size,)), place))
-    return e(t.Map("where", (mask, reshaped(e, taken, shape), x)))
+    return e.map("where", mask, reshaped(e, taken, shape), x)
 
 
 def nonzero(n: TorchNode, e: Emitter) -> Value:
@@ -226,8 +225,8 @@ def nonzero_columns(n: TorchNode, e: Emitter) -> Results:
 
 
 def scalar(n: TorchNode, e: Emitter) -> Any:
-    raise ModelError(
-        f"{n.op}: a Python number in the program depends on the data",
+    raise n.refused(
+        "a Python number in the program depends on the data",
         fix="compute with tensors instead of .item()",
     )
 

@@ -11,6 +11,7 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 
 from gpuir.frontends.emit import Emitter  # noqa: E402
+from gpuir.frontends.node import ModelNode  # noqa: E402
 from gpuir.frontends.torch.contraction import adaptive_mean  # noqa: E402
 from gpuir.frontends.torch.load import load  # noqa: E402
 from gpuir.frontends.torch.program import Program  # noqa: E402
@@ -140,7 +141,7 @@ def test_a_result_that_an_operator_has_not(several: Any):
 
 
 def test_a_pool_whose_result_has_other_axes():
-    class Odd:
+    class Odd(ModelNode):
         """A node of a program whose sizes do not belong together."""
 
         op = "adaptive_avg_pool2d"
