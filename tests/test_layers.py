@@ -95,6 +95,29 @@ def test_the_package_imports_nothing_of_what_lies_beside_it():
             assert not beside & {name.partition(".")[0] for name in names}, path
 
 
+MUTATORS = {"update", "setdefault", "pop", "popitem", "clear"}
+
+
+def writes_attributes(node: ast.AST) -> bool:
+    """Whether code reaches behind the attributes of an object: `x.__dict__`, `vars(x)[...] = y`."""
+    match node:
+        case ast.Attribute(attr="__dict__"):
+            return True
+        case ast.Attribute(value=ast.Call(func=ast.Name("vars")), attr=name):
+            return name in MUTATORS
+        case ast.Subscript(value=ast.Call(func=ast.Name("vars")), ctx=ast.Store() | ast.Del()):
+            return True
+    return False
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_nothing_is_kept_behind_the_fields_of_a_record(path: Path):
+    """What follows from a record is a `lazy` property or `once` computed; other results are kept in
+    an `lru_cache`, or by who asks for them."""
+    lines = [n.lineno for n in ast.walk(ast.parse(path.read_text())) if writes_attributes(n)]
+    assert not lines or path in (ROOT / "ir" / "lazy.py", ROOT / "cost" / "tile.py")
+
+
 def test_import_needs_lark_and_numpy_alone():
     code = (
         "import sys; before = set(sys.modules); import gpuir; gpuir.parse, gpuir.show, gpuir.Graph;"

@@ -52,6 +52,9 @@ class Family:
     bound: float = 0.0
     carries: bool = False
 
+    def __hash__(self) -> int:
+        return hash(self.name)
+
 
 def fastest(
     seconds: Callable[[Sheet, Work, Tiles, Target, Mapping[str, Number]], Terms],

@@ -22,7 +22,7 @@ from gpuir.cost.sheet import Number, Sheet
 from gpuir.cost.uncertainty import is_unfitted
 from gpuir.cost.work import Lookup, Work
 from gpuir.targets.load import load_target
-from gpuir.targets.target import Target
+from gpuir.targets.target import Multiplier, Table, Target
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
 
@@ -228,22 +228,24 @@ def _rounded(values: Mapping[str, Any]) -> dict[str, Any]:
 
 def factors(family: Family, target: Target, model: Model) -> dict[str, Number]:
     """The family's factors on a target: as trained, times what is known of its architecture, times
-    the target's own calibration, within their bounds. Of the shipped model found once a target."""
-    if model is not shipped():
-        return _factors(family, target, model)
-    known: dict[str, dict[str, Number]] = target.__dict__.setdefault("_factors", {})
-    if family.name not in known:
-        known[family.name] = _factors(family, target, model)
-    return known[family.name]
+    the target's own calibration, within their bounds."""
+    if model is shipped():
+        return _shipped_factors(family, target.isa, target.factors)
+    return _factors(family, target.isa, target.factors, model)
 
 
-def _factors(family: Family, target: Target, model: Model) -> dict[str, Number]:
+@lru_cache(maxsize=1024)
+def _shipped_factors(family: Family, isa: str, own: Table[Multiplier]) -> dict[str, Number]:
+    return _factors(family, isa, own, shipped())
+
+
+def _factors(family: Family, isa: str, own: Table[Multiplier], model: Model) -> dict[str, Number]:
     trained = model.get(family.name, _UNTRAINED)
-    deviations = trained.architectures.get(target.isa, {})
+    deviations = trained.architectures.get(isa, {})
     found: dict[str, Number] = {}
     for f in family.factors:
         value = trained.factors.get(f.name, f.value) * np.exp(deviations.get(f.name, 0.0))
-        value *= target.factors.get(f"{family.name}.{f.name}", 1.0)
+        value *= own.get(f"{family.name}.{f.name}", 1.0)
         found[f.name] = float(min(max(value, f.low), f.high))
     return found
 

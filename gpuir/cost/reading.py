@@ -37,6 +37,7 @@ from gpuir.cost.work import (
     Work,
 )
 from gpuir.ir.graph import Access, Graph, Node, Space, Value
+from gpuir.ir.lazy import once
 from gpuir.ops import kernel as k
 from gpuir.ops import tensor as t
 from gpuir.ops.spread import parse_spread
@@ -46,12 +47,10 @@ from gpuir.ops.spread import parse_spread
 BACKWARD_TIMES = 2.5 * 0.73 / 0.63
 
 
+@once
 def work_of(op: k.KernelOp) -> Work:
-    """The work of a kernel, computed once: an op never changes."""
-    known: dict[str, Work] = op.__dict__
-    if "_work" not in known:
-        known["_work"] = _something(_work(op))
-    return known["_work"]
+    """The work of a kernel."""
+    return _something(_work(op))
 
 
 def _something(work: Work) -> Work:

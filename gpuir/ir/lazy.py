@@ -1,11 +1,13 @@
-"""A property of what never changes, computed once."""
+"""What follows from a record that never changes, computed once and kept with it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import wraps
 from typing import Any, Generic, Self, TypeVar, overload
 
 T = TypeVar("T")
+Owner = TypeVar("Owner")
 
 
 class lazy(Generic[T]):
@@ -24,3 +26,17 @@ class lazy(Generic[T]):
             return self
         found = owner.__dict__[self.name] = self.compute(owner)
         return found
+
+
+def once(compute: Callable[[Owner], T]) -> Callable[[Owner], T]:
+    """As `lazy`, of what a room says of records that belong to a room below it."""
+    name = f"{compute.__module__}.{compute.__qualname__}"
+
+    @wraps(compute)
+    def of(owner: Owner) -> T:
+        kept = owner.__dict__
+        if name not in kept:
+            kept[name] = compute(owner)
+        return kept[name]
+
+    return of

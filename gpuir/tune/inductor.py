@@ -13,6 +13,7 @@ import warnings
 from collections import Counter
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
+from copy import copy
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -169,8 +170,8 @@ def _filtering(before: Any, seen: Seen) -> Any:
         "uuid": uuid,
     }
     made: Any = type("GpuirChoices", (base,), methods)
-    found = made.__new__(made)
-    found.__dict__.update(before.__dict__)
+    found = copy(before)
+    found.__class__ = made
     return found
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from gpuir.frontends.onnx.messages import messages
 from gpuir.frontends.onnx.proto import NUMBERS, declared_type, kind_of
@@ -101,7 +101,7 @@ def ranked(rules: str) -> Callable[[Converter], Converter]:
     that somebody adds."""
 
     def mark(converter: Converter) -> Converter:
-        vars(converter)["ranks"] = rules
+        cast(Any, converter).ranks = rules
         return converter
 
     return mark

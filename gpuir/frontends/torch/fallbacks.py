@@ -135,7 +135,7 @@ def _of_methods(kind: type[Any]) -> Iterator[Fallback]:
     todo, seen = ["forward"], set[str]()
     while todo:
         name = todo.pop()
-        method = kind.__dict__.get(name)
+        method = vars(kind).get(name)
         if name in seen or not isinstance(method, FunctionType):
             continue
         seen.add(name)

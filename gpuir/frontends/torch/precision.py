@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import fx
@@ -38,14 +39,14 @@ def has_casts(program: ExportedProgram) -> bool:
 @contextmanager
 def kept_places(program: ExportedProgram) -> Generator[None]:
     """Meanwhile what is traced in a region keeps the names of its modules."""
-    inner = [region for *_, region, _ in regions(program)]
+    inner: list[Any] = [region for *_, region, _ in regions(program)]
     for region in inner:
-        region.__dict__["forward"] = fx.Interpreter(region).run
+        region.forward = fx.Interpreter(region).run
     try:
         yield
     finally:
         for region in inner:
-            region.__dict__.pop("forward")
+            del region.forward
 
 
 def unreached(program: ExportedProgram) -> tuple[str, ...]:

@@ -6,7 +6,6 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, is_dataclass, replace
-from functools import cached_property
 from typing import Any, cast
 
 from gpuir.cost.reading import work_of
@@ -43,18 +42,15 @@ class Straight:
 class Program:
     """A model's kernels under a profile. `refused` is why nothing of it can be said: the stack does
     not take the model, or the model those sizes. `dtypes` are those of its values. Where launches
-    are not `straight` (loops, several streams, nodes on the CPU) the graph has to be run whole."""
+    are not `straight` (loops, several streams, nodes on the CPU) the graph has to be run whole.
+    `keys` tell its kernels from all others, in any program."""
 
     model: str
     profile: str
     dtypes: tuple[str, ...]
     refused: str = ""
     straight: Straight | None = None
-
-    @cached_property
-    def keys(self) -> tuple[str, ...]:
-        """What tells its kernels from all others, in any program."""
-        return tuple(digest(_json(w)) for w in self.straight.works) if self.straight else ()
+    keys: tuple[str, ...] = ()
 
 
 def program_of(graph: Graph) -> Program:
@@ -78,7 +74,7 @@ def program_of(graph: Graph) -> Program:
                 is_decoding=is_decoding(graph),
                 layout=layout_of(graph, places),
             )
-            return replace(made, straight=straight)
+            return replace(made, straight=straight, keys=tuple(digest(_json(w)) for w in works))
     return made
 
 
@@ -133,14 +129,13 @@ TUPLES: dict[str, type[Any]] = {kind.__name__: kind for kind in (Call, Event, Pa
 def written(program: Program) -> str:
     """A program as text, from which `read` makes the same again. Its first line has the keys of its
     kernels: who only looks costs up reads no more."""
-    return f"{' '.join(program.keys)}\n{_json(program)}"
+    return f"{' '.join(program.keys)}\n{_json(replace(program, keys=()))}"
 
 
 def read(text: str) -> Program:
     """What `written` wrote."""
     program: Program = _made(json.loads(text.partition("\n")[2]))
-    program.__dict__["keys"] = tuple(keys_of(text))  # as `Program.keys` would find them
-    return program
+    return replace(program, keys=tuple(keys_of(text)))
 
 
 def keys_of(text: str) -> list[str]:
