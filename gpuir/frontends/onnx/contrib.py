@@ -7,6 +7,7 @@ operator's tensor op with the rest around it. Attention and quantised operators 
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from math import log, prod
 
 import numpy as np
@@ -75,13 +76,9 @@ def plus(e: Emitter, x: Value, *terms: Value | None) -> Value:
     return x
 
 
-def with_bias(fn: str) -> Converter:
+def with_bias(n: OnnxNode, e: Emitter, fn: str) -> Value:
     """fn(x + bias), the bias optional."""
-
-    def convert(n: OnnxNode, e: Emitter) -> Value:
-        return e.map(fn, plus(e, n[0], n.get(1)))
-
-    return convert
+    return e.map(fn, plus(e, n[0], n.get(1)))
 
 
 def quick_gelu(n: OnnxNode, e: Emitter) -> Value:
@@ -148,22 +145,18 @@ def bias_softmax(n: OnnxNode, e: Emitter) -> Value:
     return e(t.Reshape(e(t.Softmax(flat, 1)), shape))
 
 
-def complex_product(conjugate: bool) -> Converter:
+def complex_product(n: OnnxNode, e: Emitter, conjugate: bool) -> Value:
     """a * b, or a times b's conjugate, of pairs (real, imaginary) along the last axis."""
+    a, b = n[0], n[1]
+    (ar, ai), (br, bi) = ([part(e, x, x.type.rank - 1, i, 1) for i in (0, 1)] for x in (a, b))
 
-    def convert(n: OnnxNode, e: Emitter) -> Value:
-        a, b = n[0], n[1]
-        (ar, ai), (br, bi) = ([part(e, x, x.type.rank - 1, i, 1) for i in (0, 1)] for x in (a, b))
+    def mix(fn: str, *factors: Value) -> Value:
+        p, q, r, s = factors
+        return e.map(fn, e.map("mul", p, q), e.map("mul", r, s))
 
-        def mix(fn: str, *factors: Value) -> Value:
-            p, q, r, s = factors
-            return e.map(fn, e.map("mul", p, q), e.map("mul", r, s))
-
-        real = mix("add" if conjugate else "sub", ar, br, ai, bi)
-        imaginary = mix("sub" if conjugate else "add", ai, br, ar, bi)
-        return e(t.Concat((real, imaginary), real.type.rank - 1))
-
-    return convert
+    real = mix("add" if conjugate else "sub", ar, br, ai, bi)
+    imaginary = mix("sub" if conjugate else "add", ai, br, ar, bi)
+    return e(t.Concat((real, imaginary), real.type.rank - 1))
 
 
 # ---------------------------------------------------------------------------- norms
@@ -318,19 +311,15 @@ def gemm_fast_gelu(n: OnnxNode, e: Emitter) -> Value:
     return e.map("gelu_tanh", plus(e, y, n.get(2)))
 
 
-def fused_conv(nhwc: bool) -> Converter:
+def fused_conv(n: OnnxNode, e: Emitter, nhwc: bool) -> Value:
     """x, w, bias, and a sum z added before the activation; `nhwc`: x and z are channels last."""
-
-    def convert(n: OnnxNode, e: Emitter) -> Value:
-        x = channels_first(e, n[0]) if nhwc else n[0]
-        inner = replace(n, op="Conv", inputs=(x, n[1], n.get(2)))
-        y = contraction.conv(inner, e)
-        if nhwc:
-            y = channels_last(e, y)
-        y = plus(e, y, n.get(3))
-        return activated(e, y, n.attr("activation", ""), tuple(n.attr("activation_params") or ()))
-
-    return convert
+    x = channels_first(e, n[0]) if nhwc else n[0]
+    inner = replace(n, op="Conv", inputs=(x, n[1], n.get(2)))
+    y = contraction.conv(inner, e)
+    if nhwc:
+        y = channels_last(e, y)
+    y = plus(e, y, n.get(3))
+    return activated(e, y, n.attr("activation", ""), tuple(n.attr("activation_params") or ()))
 
 
 def nhwc_max_pool(n: OnnxNode, e: Emitter) -> Value:
@@ -608,14 +597,9 @@ def ms_grid_sample(n: OnnxNode, e: Emitter) -> Value:
 # ---------------------------------------------------------------------------- not analysed
 
 
-def like(*operands: int) -> Converter:
-    """An operator of whose results only the types are known: those of these operands."""
-
-    def convert(n: OnnxNode, e: Emitter) -> Results:
-        types = [n[i].type for i, _ in zip(operands, n.outputs, strict=False)]
-        return n.walk.opaque(n, types)
-
-    return convert
+def like(n: OnnxNode, e: Emitter, operand: int) -> Results:
+    """An operator of whose result only the type is known: that of this operand."""
+    return n.walk.opaque(n, [n[operand].type][: len(n.outputs)])
 
 
 def remove_padding(n: OnnxNode, e: Emitter) -> Results:
@@ -668,27 +652,27 @@ def sparse_attention(n: OnnxNode, e: Emitter) -> Results:
     return n.walk.opaque(n, types[: len(n.outputs)])
 
 
-def refuse(why: str, fix: str) -> Converter:
-    def convert(n: OnnxNode, e: Emitter) -> Results:
-        raise n.refused(f"{why}", fix=fix)
-
-    return convert
+def refuse(n: OnnxNode, e: Emitter, why: str, fix: str) -> Results:
+    raise n.refused(f"{why}", fix=fix)
 
 
-generates = refuse(
-    "the operator runs whole models in an internal loop",
-    "analyse the encoder model and the decoder model separately",
+generates = partial(
+    refuse,
+    why="the operator runs whole models in an internal loop",
+    fix="analyse the encoder model and the decoder model separately",
 )
-blocked = refuse(
-    "the model was optimised for one CPU: its tensors have the channel-block layout of that CPU",
-    "analyse the original model, or save it with graph_optimization_level ORT_ENABLE_EXTENDED",
+blocked = partial(
+    refuse,
+    why="the model was optimised for one CPU: its tensors have the channel-block layout of that "
+    "CPU",
+    fix="analyse the original model, or save it with graph_optimization_level ORT_ENABLE_EXTENDED",
 )
 
 
 MICROSOFT: dict[str, Converter] = {
-    "Gelu": with_bias("gelu"),
-    "BiasGelu": with_bias("gelu"),
-    "FastGelu": with_bias("gelu_tanh"),
+    "Gelu": partial(with_bias, fn="gelu"),
+    "BiasGelu": partial(with_bias, fn="gelu"),
+    "FastGelu": partial(with_bias, fn="gelu_tanh"),
     "QuickGelu": quick_gelu,
     "BiasAdd": bias_add,
     "BiasSplitGelu": bias_split_gelu,
@@ -696,8 +680,8 @@ MICROSOFT: dict[str, Converter] = {
     "BitmaskBiasDropout": bias_dropout,
     "BitmaskDropout": bitmask_dropout,
     "BiasSoftmax": bias_softmax,
-    "ComplexMul": complex_product(conjugate=False),
-    "ComplexMulConj": complex_product(conjugate=True),
+    "ComplexMul": partial(complex_product, conjugate=False),
+    "ComplexMulConj": partial(complex_product, conjugate=True),
     "SkipLayerNormalization": skip_layer_norm,
     "SkipSimplifiedLayerNormalization": skip_rms_norm,
     "SimplifiedLayerNormalization": rms_norm,
@@ -709,9 +693,9 @@ MICROSOFT: dict[str, Converter] = {
     "FusedMatMulActivation": fused_matmul,
     "FusedGemm": fused_gemm,
     "GemmFastGelu": gemm_fast_gelu,
-    "FusedConv": fused_conv(nhwc=False),
-    "NhwcConv": fused_conv(nhwc=True),
-    "NhwcFusedConv": fused_conv(nhwc=True),
+    "FusedConv": partial(fused_conv, nhwc=False),
+    "NhwcConv": partial(fused_conv, nhwc=True),
+    "NhwcFusedConv": partial(fused_conv, nhwc=True),
     "NhwcMaxPool": nhwc_max_pool,
     "ConvTransposeWithDynamicPads": conv_transpose_dynamic_pads,
     "CDist": cdist,
@@ -732,14 +716,14 @@ MICROSOFT: dict[str, Converter] = {
     "GridSample": ms_grid_sample,
     "Rfft": rfft,
     "Irfft": irfft,
-    "NGramRepeatBlock": like(1),
+    "NGramRepeatBlock": partial(like, operand=1),
     "RemovePadding": remove_padding,
     "RestorePadding": restore_padding,
     "PackedAttention": packed_attention,
     "PackedMultiHeadAttention": packed_multi_head,
     "PagedAttention": paged_attention,
     "SparseAttention": sparse_attention,
-    "LongformerAttention": like(0),
+    "LongformerAttention": partial(like, operand=0),
     **dict.fromkeys(("BeamSearch", "GreedySearch", "Sampling", "WhisperBeamSearch"), generates),
 }
 BLOCKED = (

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import reduce
+from functools import partial, reduce
 from math import isfinite
 
 from gpuir.frontends.emit import Emitter, UnknownValue
@@ -14,37 +14,24 @@ from gpuir.ops import tensor as t
 Results = tuple[Value | None, ...]
 
 
-def elementwise(fn: str) -> Converter:
+def elementwise(n: OnnxNode, e: Emitter, fn: str) -> Value:
     """An operator that is the scalar function `fn` of all its operands."""
-
-    def convert(n: OnnxNode, e: Emitter) -> Value:
-        return e.map(fn, *(n[i] for i in range(len(n.inputs))))
-
-    return convert
+    return e.map(fn, *(n[i] for i in range(len(n.inputs))))
 
 
-def with_settings(fn: str, **defaults: float) -> Converter:
+def with_settings(n: OnnxNode, e: Emitter, fn: str, **defaults: float) -> Value:
     """A scalar function of one operand whose further arguments are attributes."""
-
-    def convert(n: OnnxNode, e: Emitter) -> Value:
-        settings = tuple(float(n.attr(name, default)) for name, default in defaults.items())
-        return e.map(fn, n[0], *settings)
-
-    return convert
+    return e.map(fn, n[0], *(float(n.attr(name, default)) for name, default in defaults.items()))
 
 
-def variadic(fn: str) -> Converter:
+def variadic(n: OnnxNode, e: Emitter, fn: str) -> Value:
     """`fn` folded over any number of operands."""
-
-    def convert(n: OnnxNode, e: Emitter) -> Value:
-        operands = [n[0], *(n[i] for i in range(1, len(n.inputs)))]
-        return reduce(lambda a, b: e.map(fn, a, b), operands)
-
-    return convert
+    operands = [n[0], *(n[i] for i in range(1, len(n.inputs)))]
+    return reduce(lambda a, b: e.map(fn, a, b), operands)
 
 
 def mean(n: OnnxNode, e: Emitter) -> Value:
-    total = variadic("add")(n, e)
+    total = variadic(n, e, fn="add")
     assert isinstance(total, Value)
     return e.map("div", total, len(n.inputs))
 
@@ -386,19 +373,19 @@ SCALAR_OPERATORS = {
 }
 
 CONVERTERS: dict[str, Converter] = {
-    **{name: elementwise(fn) for name, fn in SCALAR_OPERATORS.items()},
-    "Sum": variadic("add"),
-    "Max": variadic("max"),
-    "Min": variadic("min"),
+    **{name: partial(elementwise, fn=fn) for name, fn in SCALAR_OPERATORS.items()},
+    "Sum": partial(variadic, fn="add"),
+    "Max": partial(variadic, fn="max"),
+    "Min": partial(variadic, fn="min"),
     "Mean": mean,
     "Identity": identity,
     "Mod": mod,
     "Pow": power,
     "BitShift": bit_shift,
     "Clip": clip,
-    "LeakyRelu": with_settings("leaky_relu", alpha=0.01),
-    "Elu": with_settings("elu", alpha=1.0),
-    "HardSigmoid": with_settings("hard_sigmoid", alpha=0.2, beta=0.5),
+    "LeakyRelu": partial(with_settings, fn="leaky_relu", alpha=0.01),
+    "Elu": partial(with_settings, fn="elu", alpha=1.0),
+    "HardSigmoid": partial(with_settings, fn="hard_sigmoid", alpha=0.2, beta=0.5),
     "PRelu": prelu,
     "Selu": selu,
     "Celu": celu,

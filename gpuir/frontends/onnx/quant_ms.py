@@ -7,6 +7,7 @@ Weights packed several numbers to a byte become tensors of narrow dtypes, which 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from math import prod
 
 import numpy as np
@@ -87,31 +88,25 @@ def mul_integer(n: OnnxNode, e: Emitter) -> Value:
     return e.map("mul", *sides)
 
 
-def qlinear_binary(fn: str) -> Converter:
+def qlinear_binary(n: OnnxNode, e: Emitter, fn: str) -> Value:
     """a, a_scale, a_zero_point, b, b_scale, b_zero_point, y_scale, y_zero_point."""
-
-    def convert(n: OnnxNode, e: Emitter) -> Value:
-        a = dequantize(e, n[0], n[1], n.get(2))
-        b = dequantize(e, n[3], n[4], n.get(5))
-        y = e.map(fn, a, b)
-        return quantize(e, y, n[6], n.get(7), n[0].type.dtype)
-
-    return convert
+    a = dequantize(e, n[0], n[1], n.get(2))
+    b = dequantize(e, n[3], n[4], n.get(5))
+    y = e.map(fn, a, b)
+    return quantize(e, y, n[6], n.get(7), n[0].type.dtype)
 
 
-def qlinear_unary(fn: Callable[[OnnxNode, Emitter, Value], Value]) -> Converter:
+def qlinear_unary(
+    n: OnnxNode, e: Emitter, fn: Callable[[OnnxNode, Emitter, Value], Value]
+) -> Value:
     """x, x_scale, x_zero_point, y_scale, y_zero_point: `fn` in float between the two forms."""
-
-    def convert(n: OnnxNode, e: Emitter) -> Value:
-        x = n[0]
-        last = bool(n.attr("channels_last", 0))
-        if last:
-            x = channels_first(e, x)
-        y = fn(n, e, dequantize(e, x, n[1], n.get(2)))
-        y = quantize(e, y, n[3], n.get(4), x.type.dtype)
-        return channels_last(e, y) if last else y
-
-    return convert
+    x = n[0]
+    last = bool(n.attr("channels_last", 0))
+    if last:
+        x = channels_first(e, x)
+    y = fn(n, e, dequantize(e, x, n[1], n.get(2)))
+    y = quantize(e, y, n[3], n.get(4), x.type.dtype)
+    return channels_last(e, y) if last else y
 
 
 def sigmoid(n: OnnxNode, e: Emitter, x: Value) -> Value:
@@ -522,14 +517,14 @@ CONVERTERS: dict[str, Converter] = {
         "MatMulInteger16": matmul_integer16,
         "MulInteger": mul_integer,
         "ReduceSumInteger": reduce_sum_integer,
-        "QLinearAdd": qlinear_binary("add"),
-        "QLinearMul": qlinear_binary("mul"),
-        "QLinearSigmoid": qlinear_unary(sigmoid),
-        "QLinearLeakyRelu": qlinear_unary(leaky_relu),
-        "QLinearSoftmax": qlinear_unary(softmax),
-        "QLinearGlobalAveragePool": qlinear_unary(global_average),
-        "QLinearAveragePool": qlinear_unary(mean_pool),
-        "QLinearReduceMean": qlinear_unary(reduce_mean),
+        "QLinearAdd": partial(qlinear_binary, fn="add"),
+        "QLinearMul": partial(qlinear_binary, fn="mul"),
+        "QLinearSigmoid": partial(qlinear_unary, fn=sigmoid),
+        "QLinearLeakyRelu": partial(qlinear_unary, fn=leaky_relu),
+        "QLinearSoftmax": partial(qlinear_unary, fn=softmax),
+        "QLinearGlobalAveragePool": partial(qlinear_unary, fn=global_average),
+        "QLinearAveragePool": partial(qlinear_unary, fn=mean_pool),
+        "QLinearReduceMean": partial(qlinear_unary, fn=reduce_mean),
         "QLinearConcat": qlinear_concat,
         "QLinearWhere": qlinear_where,
         "QLinearConv": qlinear_conv,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from math import prod
 
 from gpuir.frontends.emit import Emitter
@@ -36,17 +37,13 @@ def reduce(e: Emitter, fn: str, x: Value, axes: tuple[int, ...], keepdims: bool 
     return e(t.Reduce(fn, x, axes, keepdims)) if axes else x  # type: ignore[arg-type]
 
 
-def reduction(fn: str, before: str = "", after: str = "") -> Converter:
+def reduction(n: OnnxNode, e: Emitter, fn: str, before: str = "", after: str = "") -> Value:
     """Reduce* as `fn` of `before` of each cell, `after` of the result. Its square is x * x."""
-
-    def convert(n: OnnxNode, e: Emitter) -> Value:
-        x = n[0]
-        if before:
-            x = e.map("mul", x, x) if before == "square" else e.map(before, x)
-        y = reduce(e, fn, x, reduced_axes(n), bool(n.attr("keepdims", 1)))
-        return e.map(after, y) if after else y
-
-    return convert
+    x = n[0]
+    if before:
+        x = e.map("mul", x, x) if before == "square" else e.map(before, x)
+    y = reduce(e, fn, x, reduced_axes(n), bool(n.attr("keepdims", 1)))
+    return e.map(after, y) if after else y
 
 
 def reduce_log_sum_exp(n: OnnxNode, e: Emitter) -> Value:
@@ -62,23 +59,17 @@ def reduce_log_sum_exp(n: OnnxNode, e: Emitter) -> Value:
     return reshaped(e, y, tuple(s for i, s in enumerate(x.type.shape) if i not in axes))
 
 
-def arg_reduction(fn: str) -> Converter:
-    def convert(n: OnnxNode, e: Emitter) -> Value:
-        keepdims, last = bool(n.attr("keepdims", 1)), bool(n.attr("select_last_index", 0))
-        axis = n.axis(n[0].type.rank)
-        return e(t.ArgReduce(fn=fn, x=n[0], axis=axis, keepdims=keepdims, last=last))  # type: ignore[arg-type]
-
-    return convert
+def arg_reduction(n: OnnxNode, e: Emitter, fn: str) -> Value:
+    keepdims, last = bool(n.attr("keepdims", 1)), bool(n.attr("select_last_index", 0))
+    axis = n.axis(n[0].type.rank)
+    return e(t.ArgReduce(fn=fn, x=n[0], axis=axis, keepdims=keepdims, last=last))  # type: ignore[arg-type]
 
 
-def cumulative(fn: str) -> Converter:
-    def convert(n: OnnxNode, e: Emitter) -> Value:
-        axis = n.integer(1, "its axis")
-        exclusive, reverse = bool(n.attr("exclusive", 0)), bool(n.attr("reverse", 0))
-        axis = n.from_front(axis, n[0].type.rank)
-        return e(t.Cumulative(fn=fn, x=n[0], axis=axis, exclusive=exclusive, reverse=reverse))  # type: ignore[arg-type]
-
-    return convert
+def cumulative(n: OnnxNode, e: Emitter, fn: str) -> Value:
+    axis = n.integer(1, "its axis")
+    exclusive, reverse = bool(n.attr("exclusive", 0)), bool(n.attr("reverse", 0))
+    axis = n.from_front(axis, n[0].type.rank)
+    return e(t.Cumulative(fn=fn, x=n[0], axis=axis, exclusive=exclusive, reverse=reverse))  # type: ignore[arg-type]
 
 
 def top_k(n: OnnxNode, e: Emitter) -> Results:
@@ -325,16 +316,19 @@ def softmax_cross_entropy(n: OnnxNode, e: Emitter) -> Results:
 
 
 CONVERTERS: dict[str, Converter] = {
-    **{f"Reduce{name}": reduction(name.lower()) for name in ("Sum", "Mean", "Max", "Min", "Prod")},
-    "ReduceL1": reduction("sum", before="abs"),
-    "ReduceL2": reduction("sum", before="square", after="sqrt"),
-    "ReduceSumSquare": reduction("sum", before="square"),
-    "ReduceLogSum": reduction("sum", after="log"),
+    **{
+        f"Reduce{name}": partial(reduction, fn=name.lower())
+        for name in ("Sum", "Mean", "Max", "Min", "Prod")
+    },
+    "ReduceL1": partial(reduction, fn="sum", before="abs"),
+    "ReduceL2": partial(reduction, fn="sum", before="square", after="sqrt"),
+    "ReduceSumSquare": partial(reduction, fn="sum", before="square"),
+    "ReduceLogSum": partial(reduction, fn="sum", after="log"),
     "ReduceLogSumExp": reduce_log_sum_exp,
-    "ArgMax": arg_reduction("max"),
-    "ArgMin": arg_reduction("min"),
-    "CumSum": cumulative("sum"),
-    "CumProd": cumulative("prod"),
+    "ArgMax": partial(arg_reduction, fn="max"),
+    "ArgMin": partial(arg_reduction, fn="min"),
+    "CumSum": partial(cumulative, fn="sum"),
+    "CumProd": partial(cumulative, fn="prod"),
     "TopK": top_k,
     "Softmax": row_wise("softmax"),
     "LogSoftmax": row_wise("log_softmax"),

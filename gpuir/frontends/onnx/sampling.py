@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from math import ceil, log2, prod
 from typing import Any
 
@@ -351,21 +352,17 @@ def stft(n: OnnxNode, e: Emitter) -> Value:
     return e(t.Routine("stft", args, (result,), attrs, work=work))
 
 
-def window(first: float, second: float, third: float) -> Converter:
+def window(n: OnnxNode, e: Emitter, first: float, second: float, third: float) -> Value:
     """y[i] = first - second cos(2 pi i / N) + third cos(4 pi i / N), N one less unless periodic."""
+    size = n.integer(0, "the size of the window")
+    dtype = output_dtype(n)
+    period = size if n.attr("periodic", 1) else size - 1
 
-    def convert(n: OnnxNode, e: Emitter) -> Value:
-        size = n.integer(0, "the size of the window")
-        dtype = output_dtype(n)
-        period = size if n.attr("periodic", 1) else size - 1
+    def compute() -> np.ndarray:
+        angle = 2 * np.pi * np.arange(size) / max(period, 1)
+        return cast(first - second * np.cos(angle) + third * np.cos(2 * angle), dtype)
 
-        def compute() -> np.ndarray:
-            angle = 2 * np.pi * np.arange(size) / max(period, 1)
-            return cast(first - second * np.cos(angle) + third * np.cos(2 * angle), dtype)
-
-        return e.lazy(TensorType((size,), dtype), compute, "window")
-
-    return convert
+    return e.lazy(TensorType((size,), dtype), compute, "window")
 
 
 def output_dtype(n: OnnxNode) -> DType:
@@ -471,9 +468,9 @@ CONVERTERS: dict[str, Converter] = {
     "NonMaxSuppression": non_max_suppression,
     "DFT": dft,
     "STFT": stft,
-    "HannWindow": window(0.5, 0.5, 0.0),
-    "HammingWindow": window(25 / 46, 21 / 46, 0.0),
-    "BlackmanWindow": window(0.42, 0.5, 0.08),
+    "HannWindow": partial(window, first=0.5, second=0.5, third=0.0),
+    "HammingWindow": partial(window, first=25 / 46, second=21 / 46, third=0.0),
+    "BlackmanWindow": partial(window, first=0.42, second=0.5, third=0.08),
     "MelWeightMatrix": mel_weight_matrix,
     "Det": det,
     "TfIdfVectorizer": tf_idf,

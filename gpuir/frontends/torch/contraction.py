@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from gpuir.frontends.emit import Emitter
@@ -88,23 +89,19 @@ def linear(n: TorchNode, e: Emitter) -> Value:
     return y if bias is None else e.map("add", y, bias)
 
 
-def add_product(a: str, b: str, sums: bool = False) -> Converter:
+def add_product(n: TorchNode, e: Emitter, a: str, b: str, sums: bool = False) -> Value:
     """beta * self + alpha * (a @ b); `sums` adds up the batch."""
-
-    def convert(n: TorchNode, e: Emitter) -> Value:
-        dtype = n.type.dtype
-        y = product(e, n[a], n[b], dtype)
-        if sums:
-            y = e(t.Reduce("sum", y, (0,)))
-        alpha, beta = n.args["alpha"], n.args["beta"]
-        y = y if alpha == 1 else mapped(e, "mul", dtype, y, alpha)
-        x = n["self"]
-        if beta == 0:
-            return y
-        x = x if beta == 1 else mapped(e, "mul", dtype, x, beta)
-        return mapped(e, "add", dtype, y, x)
-
-    return convert
+    dtype = n.type.dtype
+    y = product(e, n[a], n[b], dtype)
+    if sums:
+        y = e(t.Reduce("sum", y, (0,)))
+    alpha, beta = n.args["alpha"], n.args["beta"]
+    y = y if alpha == 1 else mapped(e, "mul", dtype, y, alpha)
+    x = n["self"]
+    if beta == 0:
+        return y
+    x = x if beta == 1 else mapped(e, "mul", dtype, x, beta)
+    return mapped(e, "add", dtype, y, x)
 
 
 def outer(n: TorchNode, e: Emitter) -> Value:
@@ -199,56 +196,52 @@ def spread(sizes: Any, count: int) -> tuple[int, ...]:
 # ---------------------------------------------------------------------------- pools
 
 
-def pool(fn: Any, count: int) -> Converter:
+def pool(n: TorchNode, e: Emitter, fn: Any, count: int) -> Results:
     """max_pool and avg_pool over `count` spatial axes; with indices where the call gives them."""
-
-    def convert(n: TorchNode, e: Emitter) -> Results:
-        x = n["self"]
-        alone = x.type.rank == count + 1
-        image = reshaped(e, x, (1, *x.type.shape)) if alone else x
-        window = spread(n.args["kernel_size"], count)
-        strides = spread(n.args["stride"] or window, count)
-        low = spread(n.args["padding"], count)
-        dilations = spread(n.args.get("dilation", 1), count)
-        extents = n.type.shape[-count:]
-        high, extra = hanging(image.type.shape[2:], window, strides, low, dilations, extents)
-        if fn == "max":
-            op = t.Pool(
-                fn="max",
-                x=image,
-                window=window,
-                strides=strides,
-                low=low,
-                high=high,
-                dilations=dilations,
-            )
-            y = e(op)
-            if len(n.types) == 1:
-                return reshaped(e, y, n.type.shape)
-            where = e(replace(op, fn="argmax"))
-            return reshaped(e, y, n.type.shape), reshaped(e, where, n.type.shape)
-        include = bool(n.args.get("count_include_pad", True))
-        divisor = n.args.get("divisor_override")
-        include = include or bool(divisor)
-        extra = extra if include and any(extra) and not divisor else ()
-        y = e(
-            t.Pool(
-                fn="mean",
-                x=image,
-                window=window,
-                strides=strides,
-                low=low,
-                high=high,
-                dilations=dilations,
-                include_pad=include,
-                extra=extra,
-            )
+    x = n["self"]
+    alone = x.type.rank == count + 1
+    image = reshaped(e, x, (1, *x.type.shape)) if alone else x
+    window = spread(n.args["kernel_size"], count)
+    strides = spread(n.args["stride"] or window, count)
+    low = spread(n.args["padding"], count)
+    dilations = spread(n.args.get("dilation", 1), count)
+    extents = n.type.shape[-count:]
+    high, extra = hanging(image.type.shape[2:], window, strides, low, dilations, extents)
+    if fn == "max":
+        op = t.Pool(
+            fn="max",
+            x=image,
+            window=window,
+            strides=strides,
+            low=low,
+            high=high,
+            dilations=dilations,
         )
-        if divisor:
-            y = mapped(e, "mul", y.type.dtype, y, math.prod(window) / divisor)
-        return reshaped(e, y, n.type.shape)
-
-    return convert
+        y = e(op)
+        if len(n.types) == 1:
+            return reshaped(e, y, n.type.shape)
+        where = e(replace(op, fn="argmax"))
+        return reshaped(e, y, n.type.shape), reshaped(e, where, n.type.shape)
+    include = bool(n.args.get("count_include_pad", True))
+    divisor = n.args.get("divisor_override")
+    include = include or bool(divisor)
+    extra = extra if include and any(extra) and not divisor else ()
+    y = e(
+        t.Pool(
+            fn="mean",
+            x=image,
+            window=window,
+            strides=strides,
+            low=low,
+            high=high,
+            dilations=dilations,
+            include_pad=include,
+            extra=extra,
+        )
+    )
+    if divisor:
+        y = mapped(e, "mul", y.type.dtype, y, math.prod(window) / divisor)
+    return reshaped(e, y, n.type.shape)
 
 
 def hanging(
@@ -319,13 +312,9 @@ def uneven(n: TorchNode, e: Emitter, fn: str, count: int) -> tuple[Value, ...]:
     return e.add(t.Routine("adaptive_pool", (x,), gives, attrs, work=work))
 
 
-def adaptive_max(count: int) -> Converter:
+def adaptive_max(n: TorchNode, e: Emitter, count: int) -> Results:
     """The largest of such windows, and where it is in the image laid flat."""
-
-    def convert(n: TorchNode, e: Emitter) -> Results:
-        return uneven(n, e, "max", count)
-
-    return convert
+    return uneven(n, e, "max", count)
 
 
 # ---------------------------------------------------------------------------- attention
@@ -379,10 +368,10 @@ CONVERTERS: dict[str, Converter] = {
     "vdot": conjugate_product,
     "_scaled_mm": scaled_product,
     "linear": linear,
-    "addmm": add_product("mat1", "mat2"),
-    "addmv": add_product("mat", "vec"),
-    "addbmm": add_product("batch1", "batch2", sums=True),
-    "baddbmm": add_product("batch1", "batch2"),
+    "addmm": partial(add_product, a="mat1", b="mat2"),
+    "addmv": partial(add_product, a="mat", b="vec"),
+    "addbmm": partial(add_product, a="batch1", b="batch2", sums=True),
+    "baddbmm": partial(add_product, a="batch1", b="batch2"),
     "outer": outer,
     **dict.fromkeys(
         (
@@ -391,11 +380,11 @@ CONVERTERS: dict[str, Converter] = {
         ),
         conv,
     ),
-    **{f"avg_pool{d}d": pool("mean", d) for d in (1, 2, 3)},
-    **{f"max_pool{d}d": pool("max", d) for d in (1, 2, 3)},
-    **{f"max_pool{d}d_with_indices": pool("max", d) for d in (2, 3)},
+    **{f"avg_pool{d}d": partial(pool, fn="mean", count=d) for d in (1, 2, 3)},
+    **{f"max_pool{d}d": partial(pool, fn="max", count=d) for d in (1, 2, 3)},
+    **{f"max_pool{d}d_with_indices": partial(pool, fn="max", count=d) for d in (2, 3)},
     **{f"adaptive_avg_pool{d}d": adaptive_mean for d in (1, 2, 3)},
     **{f"_adaptive_avg_pool{d}d": adaptive_mean for d in (2, 3)},
-    **{f"adaptive_max_pool{d}d": adaptive_max(d) for d in (1, 2, 3)},
+    **{f"adaptive_max_pool{d}d": partial(adaptive_max, count=d) for d in (1, 2, 3)},
     "scaled_dot_product_attention": attention,
 }

@@ -155,37 +155,34 @@ def conv_backward(n: TorchNode, e: Emitter) -> Results:
     return dx, dw, db
 
 
-def pool_backward(fn: Any, count: int) -> Converter:
-    def convert(n: TorchNode, e: Emitter) -> Value:
-        x, dy = n["self"], n["grad_output"]
-        alone = x.type.rank == count + 1
-        image, dy = (reshaped(e, v, (1, *v.type.shape)) if alone else v for v in (x, dy))
-        window = spread(n.args["kernel_size"], count)
-        strides = spread(n.args["stride"] or window, count)
-        low = spread(n.args["padding"], count)
-        dilations = spread(n.args.get("dilation", 1), count)
-        extents = dy.type.shape[2:]
-        high, extra = hanging(image.type.shape[2:], window, strides, low, dilations, extents)
-        gradient = partial(
-            t.PoolGradient,
-            dy=dy,
-            shape=image.type.shape,
-            window=window,
-            strides=strides,
-            low=low,
-            high=high,
-            dilations=dilations,
-        )
-        if fn == "max":
-            return reshaped(e, e(gradient("max", x=image)), n.type.shape)
-        include = bool(n.args.get("count_include_pad"))
-        extra = extra if include and any(extra) else ()
-        if n.args.get("divisor_override"):
-            raise n.refused("divisor_override is not supported")
-        op = gradient("mean", x=None, include_pad=include, extra=extra)
-        return reshaped(e, e(op), n.type.shape)
-
-    return convert
+def pool_backward(n: TorchNode, e: Emitter, fn: Any, count: int) -> Value:
+    x, dy = n["self"], n["grad_output"]
+    alone = x.type.rank == count + 1
+    image, dy = (reshaped(e, v, (1, *v.type.shape)) if alone else v for v in (x, dy))
+    window = spread(n.args["kernel_size"], count)
+    strides = spread(n.args["stride"] or window, count)
+    low = spread(n.args["padding"], count)
+    dilations = spread(n.args.get("dilation", 1), count)
+    extents = dy.type.shape[2:]
+    high, extra = hanging(image.type.shape[2:], window, strides, low, dilations, extents)
+    gradient = partial(
+        t.PoolGradient,
+        dy=dy,
+        shape=image.type.shape,
+        window=window,
+        strides=strides,
+        low=low,
+        high=high,
+        dilations=dilations,
+    )
+    if fn == "max":
+        return reshaped(e, e(gradient("max", x=image)), n.type.shape)
+    include = bool(n.args.get("count_include_pad"))
+    extra = extra if include and any(extra) else ()
+    if n.args.get("divisor_override"):
+        raise n.refused("divisor_override is not supported")
+    op = gradient("mean", x=None, include_pad=include, extra=extra)
+    return reshaped(e, e(op), n.type.shape)
 
 
 def adaptive_mean_backward(n: TorchNode, e: Emitter) -> Value:
@@ -269,8 +266,11 @@ CONVERTERS: dict[str, Converter] = {
     "native_group_norm_backward": group_norm_backward,
     "native_batch_norm_backward": batch_norm_backward,
     "convolution_backward": conv_backward,
-    **{f"max_pool{d}d_with_indices_backward": pool_backward("max", d) for d in (2, 3)},
-    **{f"avg_pool{d}d_backward": pool_backward("mean", d) for d in (2, 3)},
+    **{
+        f"max_pool{d}d_with_indices_backward": partial(pool_backward, fn="max", count=d)
+        for d in (2, 3)
+    },
+    **{f"avg_pool{d}d_backward": partial(pool_backward, fn="mean", count=d) for d in (2, 3)},
     **{f"_adaptive_avg_pool{d}d_backward": adaptive_mean_backward for d in (2, 3)},
     **{f"replication_pad{d}d_backward": edge_padding_backward for d in (1, 2, 3)},
     "embedding_dense_backward": embedding_backward,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ from numpy.typing import NDArray
 
 from gpuir.frontends.emit import Emitter
 from gpuir.frontends.idioms import cast, part, pick, reshaped, transposed
+from gpuir.frontends.node import each_named
 from gpuir.frontends.torch.node import Converter, TorchNode
 from gpuir.frontends.torch.pointwise import floored, mapped, of_dtype
 from gpuir.ir.graph import Value
@@ -206,27 +208,20 @@ def padding_around(e: Emitter, x: Value, axis: int, start: int, step: int, lengt
     return x if not any((*low, *high)) else e(t.Pad(x, tuple(low), tuple(high)))
 
 
-def pad_by(mode: Any) -> Converter:
-    def convert(n: TorchNode, e: Emitter) -> Value:
-        x = n["self"]
-        low, high = padding(n.args["padding"], x.type.rank)
-        if not any((*low, *high)) or not n.type.size:
-            return reshaped(e, x, n.type.shape)
-        return e(t.Pad(x, low, high, mode=mode))
-
-    return convert
+def pad_by(n: TorchNode, e: Emitter, mode: Any) -> Value:
+    x = n["self"]
+    low, high = padding(n.args["padding"], x.type.rank)
+    if not any((*low, *high)) or not n.type.size:
+        return reshaped(e, x, n.type.shape)
+    return e(t.Pad(x, low, high, mode=mode))
 
 
-def triangle(keeps_upper: bool) -> Converter:
+def triangle(n: TorchNode, e: Emitter, keeps_upper: bool) -> Value:
     """triu, tril: cells on one side of a diagonal, zero elsewhere."""
-
-    def convert(n: TorchNode, e: Emitter) -> Value:
-        x = n["self"]
-        rows, columns = x.type.shape[-2:]
-        mask = triangle_mask(e, rows, columns, n.args["diagonal"], keeps_upper)
-        return e.map("where", mask, x, e.constant(of_dtype(0, x.type.dtype), x.type.dtype))
-
-    return convert
+    x = n["self"]
+    rows, columns = x.type.shape[-2:]
+    mask = triangle_mask(e, rows, columns, n.args["diagonal"], keeps_upper)
+    return e.map("where", mask, x, e.constant(of_dtype(0, x.type.dtype), x.type.dtype))
 
 
 def triangle_mask(e: Emitter, rows: int, columns: int, diagonal: int, upper: bool) -> Value:
@@ -607,25 +602,17 @@ def select_scatter(n: TorchNode, e: Emitter) -> Value:
 # ---------------------------------------------------------------------------- new tensors
 
 
-def filled(argument: str) -> Converter:
+def filled(n: TorchNode, e: Emitter, argument: str) -> Value:
     """One number throughout: the argument of that name."""
-
-    def convert(n: TorchNode, e: Emitter) -> Value:
-        number = n.args[argument]
-        if isinstance(number, Value):
-            return broadcast_to(e, cast(e, reshaped(e, number, ()), n.type.dtype), n.type.shape)
-        return e.fill(of_dtype(number, n.type.dtype), n.type)
-
-    return convert
+    number = n.args[argument]
+    if isinstance(number, Value):
+        return broadcast_to(e, cast(e, reshaped(e, number, ()), n.type.dtype), n.type.shape)
+    return e.fill(of_dtype(number, n.type.dtype), n.type)
 
 
-def filled_with(number: int) -> Converter:
+def filled_with(n: TorchNode, e: Emitter, number: int) -> Value:
     """This number throughout."""
-
-    def convert(n: TorchNode, e: Emitter) -> Value:
-        return e.fill(of_dtype(number, n.type.dtype), n.type)
-
-    return convert
+    return e.fill(of_dtype(number, n.type.dtype), n.type)
 
 
 def arange(n: TorchNode, e: Emitter) -> Value:
@@ -639,79 +626,55 @@ def arange(n: TorchNode, e: Emitter) -> Value:
     return line if not start else mapped(e, "add", dtype, line, start)
 
 
-CONVERTERS: dict[str, Converter] = {
-    **dict.fromkeys(
-        (
-            *("view", "_unsafe_view", "reshape", "flatten", "unflatten", "squeeze", "unsqueeze"),
-            *("view_as", "reshape_as", "_reshape_alias"),
-        ),
-        reshape,
-    ),
-    "permute": permute,
-    "transpose": swapped,
-    "swapaxes": swapped,
-    "swapdims": swapped,
-    **dict.fromkeys(("t", "numpy_T"), turned),
-    "movedim": moved,
-    "moveaxis": moved,
-    "expand": expand,
-    "expand_as": expand,
-    "broadcast_to": expand,
-    "slice": slice_,
-    "select": select,
-    "narrow": narrow,
-    **dict.fromkeys(
-        ("split", "split_with_sizes", "chunk", "tensor_split", "unsafe_split", "unsafe_chunk"),
-        parts,
-    ),
-    "unbind": unbind,
-    "cat": concat,
-    "concat": concat,
-    "stack": stack,
-    "flip": flip,
-    "roll": roll,
-    "repeat": repeat,
-    "constant_pad_nd": pad_constant,
-    **{f"reflection_pad{d}d": pad_by("reflect") for d in (1, 2, 3)},
-    **{f"replication_pad{d}d": pad_by("edge") for d in (1, 2, 3)},
-    "triu": triangle(True),
-    "tril": triangle(False),
-    "embedding": embedding,
-    "index_select": index_select,
-    "gather": gather,
-    "index": index,
-    "_unsafe_index": index,
-    "index_put": index_put,
-    "_unsafe_index_put": index_put,
-    "scatter": scatter,
-    "scatter_add": scatter,
-    "scatter_reduce": scatter,
-    "index_add": index_add,
-    "index_copy": index_add,
-    "slice_scatter": slice_scatter,
-    "select_scatter": select_scatter,
-    "full": filled("fill_value"),
-    "full_like": filled("fill_value"),
-    "new_full": filled("fill_value"),
-    "fill": filled("value"),
-    "scalar_tensor": filled("s"),
-    **dict.fromkeys(("ones", "ones_like", "new_ones"), filled_with(1)),
-    **dict.fromkeys(
-        (
-            *("zeros", "zeros_like", "new_zeros", "empty", "empty_like", "new_empty"),
-            *("empty_strided", "new_empty_strided", "empty_permuted"),
-        ),
-        filled_with(0),
-    ),
-    "arange": arange,
-    "diagonal": diagonal,
-    "unfold": windows,
-    "as_strided": as_strided,
-    "as_strided_scatter": as_strided_scatter,
-    "diagonal_scatter": diagonal_scatter,
-    "take": take,
-    "masked_select": masked_select,
-    "put": put,
-    "resize": resized,
-    "index_reduce": index_reduce,
-}
+CONVERTERS: dict[str, Converter] = each_named(
+    {
+        "view _unsafe_view reshape flatten unflatten squeeze unsqueeze view_as reshape_as": reshape,
+        "_reshape_alias": reshape,
+        "permute": permute,
+        "transpose swapaxes swapdims": swapped,
+        "t numpy_T": turned,
+        "movedim moveaxis": moved,
+        "expand expand_as broadcast_to": expand,
+        "slice": slice_,
+        "select": select,
+        "narrow": narrow,
+        "split split_with_sizes chunk tensor_split unsafe_split unsafe_chunk": parts,
+        "unbind": unbind,
+        "cat concat": concat,
+        "stack": stack,
+        "flip": flip,
+        "roll": roll,
+        "repeat": repeat,
+        "constant_pad_nd": pad_constant,
+        "triu": partial(triangle, keeps_upper=True),
+        "tril": partial(triangle, keeps_upper=False),
+        "embedding": embedding,
+        "index_select": index_select,
+        "gather": gather,
+        "index _unsafe_index": index,
+        "index_put _unsafe_index_put": index_put,
+        "scatter scatter_add scatter_reduce": scatter,
+        "index_add index_copy": index_add,
+        "slice_scatter": slice_scatter,
+        "select_scatter": select_scatter,
+        "full full_like new_full": partial(filled, argument="fill_value"),
+        "fill": partial(filled, argument="value"),
+        "scalar_tensor": partial(filled, argument="s"),
+        "ones ones_like new_ones": partial(filled_with, number=1),
+        "zeros zeros_like new_zeros empty empty_like new_empty": partial(filled_with, number=0),
+        "empty_strided new_empty_strided empty_permuted": partial(filled_with, number=0),
+        "arange": arange,
+        "diagonal": diagonal,
+        "unfold": windows,
+        "as_strided": as_strided,
+        "as_strided_scatter": as_strided_scatter,
+        "diagonal_scatter": diagonal_scatter,
+        "take": take,
+        "masked_select": masked_select,
+        "put": put,
+        "resize": resized,
+        "index_reduce": index_reduce,
+        **{f"reflection_pad{d}d": partial(pad_by, mode="reflect") for d in (1, 2, 3)},
+        **{f"replication_pad{d}d": partial(pad_by, mode="edge") for d in (1, 2, 3)},
+    }
+)

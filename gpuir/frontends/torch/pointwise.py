@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any
 
 import torch
 
 from gpuir.frontends.emit import Emitter
 from gpuir.frontends.idioms import cast, pick
+from gpuir.frontends.node import each_named
 from gpuir.frontends.torch.node import Converter, TorchNode, dtype_of
 from gpuir.ir.graph import Value
 from gpuir.ir.types import DType, TensorType, bool_, channels_last
@@ -53,13 +55,9 @@ def constant(e: Emitter, number: Any, dtype: DType) -> Value:
     return e.constant(number, dtype)
 
 
-def unary(fn: str) -> Converter:
+def unary(n: TorchNode, e: Emitter, fn: str) -> Value:
     """`fn` in the result's dtype: integers become floats where torch makes them so."""
-
-    def convert(n: TorchNode, e: Emitter) -> Value:
-        return mapped(e, fn, n.type.dtype, n["self"])
-
-    return convert
+    return mapped(e, fn, n.type.dtype, n["self"])
 
 
 def sign_bit(n: TorchNode, e: Emitter) -> Value:
@@ -77,23 +75,15 @@ def digamma(n: TorchNode, e: Emitter) -> Value:
     return mapped(e, "lgamma_gradient", n.type.dtype, 1, n["self"])
 
 
-def binary(fn: str) -> Converter:
+def binary(n: TorchNode, e: Emitter, fn: str) -> Value:
     """`fn` of `self` and `other` in the result's dtype."""
-
-    def convert(n: TorchNode, e: Emitter) -> Value:
-        return mapped(e, fn, n.type.dtype, n.args["self"], n.args["other"])
-
-    return convert
+    return mapped(e, fn, n.type.dtype, n.args["self"], n.args["other"])
 
 
-def with_alpha(fn: str) -> Converter:
+def with_alpha(n: TorchNode, e: Emitter, fn: str) -> Value:
     """fn(self, alpha * other)."""
-
-    def convert(n: TorchNode, e: Emitter) -> Value:
-        dtype = n.type.dtype
-        return mapped(e, fn, dtype, n.args["self"], scaled(n, e, n.args["other"], "alpha"))
-
-    return convert
+    dtype = n.type.dtype
+    return mapped(e, fn, dtype, n.args["self"], scaled(n, e, n.args["other"], "alpha"))
 
 
 def scaled(n: TorchNode, e: Emitter, x: Any, arg: str) -> Any:
@@ -110,24 +100,16 @@ def reverse_subtract(n: TorchNode, e: Emitter) -> Value:
     return mapped(e, "sub", n.type.dtype, n.args["other"], x)
 
 
-def comparison(fn: str) -> Converter:
+def comparison(n: TorchNode, e: Emitter, fn: str) -> Value:
     """`fn` of both operands in the dtype that torch promotes them to."""
-
-    def convert(n: TorchNode, e: Emitter) -> Value:
-        dtype = n.promoted("self", "other")
-        return mapped(e, fn, dtype, n.args["self"], n.args["other"])
-
-    return convert
+    dtype = n.promoted("self", "other")
+    return mapped(e, fn, dtype, n.args["self"], n.args["other"])
 
 
-def logical(fn: str) -> Converter:
+def logical(n: TorchNode, e: Emitter, fn: str) -> Value:
     """`fn` of operands as truth values."""
-
-    def convert(n: TorchNode, e: Emitter) -> Value:
-        operands = tuple(truth(e, n[name]) for name in ("self", "other") if name in n.args)
-        return e.map(fn, *operands)
-
-    return convert
+    operands = tuple(truth(e, n[name]) for name in ("self", "other") if name in n.args)
+    return e.map(fn, *operands)
 
 
 def truth(e: Emitter, x: Value) -> Value:
@@ -135,15 +117,11 @@ def truth(e: Emitter, x: Value) -> Value:
     return x if x.type.dtype == bool_ else e.map("ne", x, of_dtype(0, x.type.dtype))
 
 
-def bitwise(fn: str, of_bools: str) -> Converter:
+def bitwise(n: TorchNode, e: Emitter, fn: str, of_bools: str) -> Value:
     """Bit by bit on integers; the logical operator on bools."""
-
-    def convert(n: TorchNode, e: Emitter) -> Value:
-        dtype = n.type.dtype
-        operands = [n.args[name] for name in ("self", "other") if name in n.args]
-        return mapped(e, of_bools if dtype == bool_ else fn, dtype, *operands)
-
-    return convert
+    dtype = n.type.dtype
+    operands = [n.args[name] for name in ("self", "other") if name in n.args]
+    return mapped(e, of_bools if dtype == bool_ else fn, dtype, *operands)
 
 
 def divide(n: TorchNode, e: Emitter) -> Value:
@@ -272,28 +250,20 @@ def softplus(n: TorchNode, e: Emitter) -> Value:
     return e.map("where", large, x, y)
 
 
-def nan_less(fn: str) -> Converter:
+def nan_less(n: TorchNode, e: Emitter, fn: str) -> Value:
     """fmax, fmin: the other number where one is NaN."""
-
-    def convert(n: TorchNode, e: Emitter) -> Value:
-        dtype = n.type.dtype
-        a, b = (cast(e, n[name], dtype) for name in ("self", "other"))
-        found = e.map(fn, a, b)
-        if not dtype.is_float:
-            return found
-        found = e.map("where", e.map("isnan", b), a, found)
-        return e.map("where", e.map("isnan", a), b, found)
-
-    return convert
+    dtype = n.type.dtype
+    a, b = (cast(e, n[name], dtype) for name in ("self", "other"))
+    found = e.map(fn, a, b)
+    if not dtype.is_float:
+        return found
+    found = e.map("where", e.map("isnan", b), a, found)
+    return e.map("where", e.map("isnan", a), b, found)
 
 
-def less_from_one(fn: str) -> Converter:
+def less_from_one(n: TorchNode, e: Emitter, fn: str) -> Value:
     """1 - fn(self): erfc."""
-
-    def convert(n: TorchNode, e: Emitter) -> Value:
-        return mapped(e, "sub", n.type.dtype, 1, mapped(e, fn, n.type.dtype, n["self"]))
-
-    return convert
+    return mapped(e, "sub", n.type.dtype, 1, mapped(e, fn, n.type.dtype, n["self"]))
 
 
 def power_of_two(n: TorchNode, e: Emitter) -> Value:
@@ -301,14 +271,10 @@ def power_of_two(n: TorchNode, e: Emitter) -> Value:
     return mapped(e, "exp", dtype, mapped(e, "mul", dtype, n["self"], math.log(2)))
 
 
-def log_to(base: float) -> Converter:
+def log_to(n: TorchNode, e: Emitter, base: float) -> Value:
     """The logarithm to another base."""
-
-    def convert(n: TorchNode, e: Emitter) -> Value:
-        dtype = n.type.dtype
-        return mapped(e, "mul", dtype, mapped(e, "log", dtype, n["self"]), 1 / math.log(base))
-
-    return convert
+    dtype = n.type.dtype
+    return mapped(e, "mul", dtype, mapped(e, "log", dtype, n["self"]), 1 / math.log(base))
 
 
 def round_(n: TorchNode, e: Emitter) -> Value:
@@ -322,25 +288,17 @@ def round_(n: TorchNode, e: Emitter) -> Value:
     return mapped(e, "div", dtype, e.map("round", mapped(e, "mul", dtype, x, power)), power)
 
 
-def whole(fn: str) -> Converter:
+def whole(n: TorchNode, e: Emitter, fn: str) -> Value:
     """Rounding, which leaves integers as they are."""
-
-    def convert(n: TorchNode, e: Emitter) -> Value:
-        return e.map(fn, n["self"]) if n.type.dtype.is_float else n["self"]
-
-    return convert
+    return e.map(fn, n["self"]) if n.type.dtype.is_float else n["self"]
 
 
-def number_test(fn: str) -> Converter:
+def number_test(n: TorchNode, e: Emitter, fn: str) -> Value:
     """A test of floats, which no integer passes."""
-
-    def convert(n: TorchNode, e: Emitter) -> Value:
-        x = n["self"]
-        if x.type.dtype.is_float:
-            return e.map(fn, x)
-        return e.fill(False, TensorType(x.type.shape, bool_))
-
-    return convert
+    x = n["self"]
+    if x.type.dtype.is_float:
+        return e.map(fn, x)
+    return e.fill(False, TensorType(x.type.shape, bool_))
 
 
 def addcmul(n: TorchNode, e: Emitter) -> Value:
@@ -432,77 +390,69 @@ SAME = (
     *("asinh", "acosh", "atanh", "sigmoid", "relu", "silu", "mish", "sign"),
 )
 
-CONVERTERS: dict[str, Converter] = {
-    **{name: unary(name) for name in SAME},
-    **{name: whole(name) for name in ("ceil", "floor", "trunc")},
-    "fix": whole("trunc"),
-    "round": round_,
-    "hardswish": unary("hard_swish"),
-    "log2": log_to(2),
-    "exp2": power_of_two,
-    "erfc": less_from_one("erf"),
-    "special_erfc": less_from_one("erf"),
-    **{name: binary(name) for name in ("hypot", "atan2", "copysign", "nextafter", "gcd")},
-    "signbit": sign_bit,
-    "digamma": digamma,
-    "fmax": nan_less("max"),
-    "fmin": nan_less("min"),
-    "log10": log_to(10),
-    "add": with_alpha("add"),
-    "sub": with_alpha("sub"),
-    "rsub": reverse_subtract,
-    "mul": binary("mul"),
-    "div": divide,
-    "true_divide": divide,
-    "floor_divide": floor_divide,
-    "remainder": binary("mod"),
-    "fmod": binary("fmod"),
-    "maximum": binary("max"),
-    "minimum": binary("min"),
-    "pow": power,
-    **{name: comparison(name) for name in ("eq", "ne", "lt", "le", "gt", "ge")},
-    "logical_and": logical("and"),
-    "logical_or": logical("or"),
-    "logical_xor": logical("xor"),
-    "logical_not": logical("not"),
-    "bitwise_and": bitwise("bit_and", "and"),
-    "bitwise_or": bitwise("bit_or", "or"),
-    "bitwise_xor": bitwise("bit_xor", "xor"),
-    "bitwise_not": bitwise("bit_not", "not"),
-    **dict.fromkeys(("bitwise_left_shift", "__lshift__"), binary("shift_left")),
-    **dict.fromkeys(("bitwise_right_shift", "__rshift__"), binary("shift_right")),
-    "isnan": number_test("isnan"),
-    "isinf": number_test("isinf"),
-    "clamp": clamp,
-    "clamp_min": clamp,
-    "clamp_max": clamp,
-    **{f"where.{o}": where for o in ("self", "Scalar", "ScalarSelf", "ScalarOther")},
-    "masked_fill": masked_fill,
-    "gelu": gelu,
-    "hardtanh": hardtanh,
-    "relu6": relu6,
-    "leaky_relu": leaky_relu,
-    "prelu": prelu,
-    "_prelu_kernel": prelu,
-    "elu": elu,
-    "hardsigmoid": hardsigmoid,
-    "softplus": softplus,
-    "addcmul": addcmul,
-    "addcdiv": addcdiv,
-    "lerp": lerp,
-    "_to_copy": to_type,
-    "to": to_type,
-    "type_as": to_type,
-    "clone": copied,
-    "contiguous": contiguous,
-    "copy": copy,
-    "copy_.default": copy,
-    "view.dtype": viewed_as,
-    **dict.fromkeys(
-        (
-            *("alias", "detach", "detach_", "lift_fresh_copy", "lift_fresh"),
-            *("lift", "positive", "resolve_conj", "resolve_neg"),
-        ),
-        unchanged,
-    ),
-}
+CONVERTERS: dict[str, Converter] = each_named(
+    {
+        "fix": partial(whole, fn="trunc"),
+        "round": round_,
+        "hardswish": partial(unary, fn="hard_swish"),
+        "log2": partial(log_to, base=2),
+        "exp2": power_of_two,
+        "erfc special_erfc": partial(less_from_one, fn="erf"),
+        "signbit": sign_bit,
+        "digamma": digamma,
+        "fmax": partial(nan_less, fn="max"),
+        "fmin": partial(nan_less, fn="min"),
+        "log10": partial(log_to, base=10),
+        "add": partial(with_alpha, fn="add"),
+        "sub": partial(with_alpha, fn="sub"),
+        "rsub": reverse_subtract,
+        "mul": partial(binary, fn="mul"),
+        "div true_divide": divide,
+        "floor_divide": floor_divide,
+        "remainder": partial(binary, fn="mod"),
+        "fmod": partial(binary, fn="fmod"),
+        "maximum": partial(binary, fn="max"),
+        "minimum": partial(binary, fn="min"),
+        "pow": power,
+        "logical_and": partial(logical, fn="and"),
+        "logical_or": partial(logical, fn="or"),
+        "logical_xor": partial(logical, fn="xor"),
+        "logical_not": partial(logical, fn="not"),
+        "bitwise_and": partial(bitwise, fn="bit_and", of_bools="and"),
+        "bitwise_or": partial(bitwise, fn="bit_or", of_bools="or"),
+        "bitwise_xor": partial(bitwise, fn="bit_xor", of_bools="xor"),
+        "bitwise_not": partial(bitwise, fn="bit_not", of_bools="not"),
+        "bitwise_left_shift __lshift__": partial(binary, fn="shift_left"),
+        "bitwise_right_shift __rshift__": partial(binary, fn="shift_right"),
+        "isnan": partial(number_test, fn="isnan"),
+        "isinf": partial(number_test, fn="isinf"),
+        "clamp clamp_min clamp_max": clamp,
+        "masked_fill": masked_fill,
+        "gelu": gelu,
+        "hardtanh": hardtanh,
+        "relu6": relu6,
+        "leaky_relu": leaky_relu,
+        "prelu _prelu_kernel": prelu,
+        "elu": elu,
+        "hardsigmoid": hardsigmoid,
+        "softplus": softplus,
+        "addcmul": addcmul,
+        "addcdiv": addcdiv,
+        "lerp": lerp,
+        "_to_copy to type_as": to_type,
+        "clone": copied,
+        "contiguous": contiguous,
+        "copy copy_.default": copy,
+        "view.dtype": viewed_as,
+        "alias detach detach_ lift_fresh_copy lift_fresh lift positive resolve_conj": unchanged,
+        "resolve_neg": unchanged,
+        **{name: partial(unary, fn=name) for name in SAME},
+        **{name: partial(whole, fn=name) for name in ("ceil", "floor", "trunc")},
+        **{
+            name: partial(binary, fn=name)
+            for name in ("hypot", "atan2", "copysign", "nextafter", "gcd")
+        },
+        **{name: partial(comparison, fn=name) for name in ("eq", "ne", "lt", "le", "gt", "ge")},
+        **{f"where.{o}": where for o in ("self", "Scalar", "ScalarSelf", "ScalarOther")},
+    }
+)

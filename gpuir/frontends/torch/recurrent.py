@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 from gpuir.frontends.emit import Emitter
 from gpuir.frontends.idioms import joined, pick, transposed
@@ -39,59 +40,59 @@ def weights(e: Emitter, x: Value, params: Sequence[Value], waits: bool, turned: 
     return Weights(gates, (r,), late, ())
 
 
-def recurrent(cell: Cell, functions: Sequence[str], states: int) -> Converter:
+def recurrent(
+    n: TorchNode, e: Emitter, cell: Cell, functions: Sequence[str], states: int
+) -> Results:
     """input, hx (one state, or a list), params (a layer's matrices and biases, direction by
     direction): the last layer's hidden states, then the states after the last step."""
-
-    def convert(n: TorchNode, e: Emitter) -> Results:
-        x, hx, params = n["input"], n.args["hx"], list(n.args["params"])
-        given: list[Value] = [hx] if isinstance(hx, Value) else list(hx)
-        directions = 2 if n.args["bidirectional"] else 1
-        runs = int(n.args["num_layers"]) * directions
-        each = 4 if n.args["has_biases"] else 2
-        if len(params) != runs * each:
-            raise n.refused(
-                "projections (proj_size) are not supported",
-                f"{runs * each} weights",
-                len(params),
-            )
-        if n.args["train"] and n.args["dropout"] and int(n.args["num_layers"]) > 1:
-            e.assume(f"{n.name}: dropout between layers is counted as free")
-        turned = bool(n.args["batch_first"])
-        finals: list[tuple[Value, ...]] = []
-        shown: list[Value] = []
-        for i in range(runs):
-            if i and i % directions == 0:
-                x, turned, shown = joined(e, shown, 2), False, []
-            own = params[i * each : (i + 1) * each]
-            w = weights(e, x, own, len(functions) == 2 and states == 1, turned)
-            init = tuple(pick(e, v, 0, i) for v in given)
-            direction = Direction(
-                cell=cell,
-                functions=list(map(mapped, functions)),
-                weights=w,
-                init=init,
-                lengths=None,
-                reverse=i % 2 == 1 and directions == 2,
-            )
-            final, ys = direction.run(f"{n.name}.{i}", True, e)
-            assert ys is not None
-            finals.append(final)
-            shown.append(ys)
-        y = joined(e, shown, 2)
-        y = transposed(e, y, (1, 0, 2)) if n.args["batch_first"] else y
-        one = (1, *given[0].type.shape[1:])
-        last = (
-            joined(e, [e(t.Reshape(final[s], one)) for final in finals], 0) for s in range(states)
+    x, hx, params = n["input"], n.args["hx"], list(n.args["params"])
+    given: list[Value] = [hx] if isinstance(hx, Value) else list(hx)
+    directions = 2 if n.args["bidirectional"] else 1
+    runs = int(n.args["num_layers"]) * directions
+    each = 4 if n.args["has_biases"] else 2
+    if len(params) != runs * each:
+        raise n.refused(
+            "projections (proj_size) are not supported",
+            f"{runs * each} weights",
+            len(params),
         )
-        return y, *last
-
-    return convert
+    if n.args["train"] and n.args["dropout"] and int(n.args["num_layers"]) > 1:
+        e.assume(f"{n.name}: dropout between layers is counted as free")
+    turned = bool(n.args["batch_first"])
+    finals: list[tuple[Value, ...]] = []
+    shown: list[Value] = []
+    for i in range(runs):
+        if i and i % directions == 0:
+            x, turned, shown = joined(e, shown, 2), False, []
+        own = params[i * each : (i + 1) * each]
+        w = weights(e, x, own, len(functions) == 2 and states == 1, turned)
+        init = tuple(pick(e, v, 0, i) for v in given)
+        direction = Direction(
+            cell=cell,
+            functions=list(map(mapped, functions)),
+            weights=w,
+            init=init,
+            lengths=None,
+            reverse=i % 2 == 1 and directions == 2,
+        )
+        final, ys = direction.run(f"{n.name}.{i}", True, e)
+        assert ys is not None
+        finals.append(final)
+        shown.append(ys)
+    y = joined(e, shown, 2)
+    y = transposed(e, y, (1, 0, 2)) if n.args["batch_first"] else y
+    one = (1, *given[0].type.shape[1:])
+    last = (joined(e, [e(t.Reshape(final[s], one)) for final in finals], 0) for s in range(states))
+    return y, *last
 
 
 CONVERTERS: dict[str, Converter] = {
-    "lstm.input": recurrent(lstm_cell(order="ifgo"), ("sigmoid", "tanh", "tanh"), 2),
-    "gru.input": recurrent(gru_cell(order="rz"), ("sigmoid", "tanh"), 1),
-    "rnn_tanh.input": recurrent(rnn_cell, ("tanh",), 1),
-    "rnn_relu.input": recurrent(rnn_cell, ("relu",), 1),
+    "lstm.input": partial(
+        recurrent, cell=lstm_cell(order="ifgo"), functions=("sigmoid", "tanh", "tanh"), states=2
+    ),
+    "gru.input": partial(
+        recurrent, cell=gru_cell(order="rz"), functions=("sigmoid", "tanh"), states=1
+    ),
+    "rnn_tanh.input": partial(recurrent, cell=rnn_cell, functions=("tanh",), states=1),
+    "rnn_relu.input": partial(recurrent, cell=rnn_cell, functions=("relu",), states=1),
 }

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
 from math import log2, prod
 from typing import Any
 
 from gpuir.frontends.emit import Emitter
 from gpuir.frontends.idioms import cast, line, part, reshaped
+from gpuir.frontends.node import each_named
 from gpuir.frontends.torch.complex import is_complex, magnitude, pair
 from gpuir.frontends.torch.node import Converter, Results, TorchNode
 from gpuir.frontends.torch.pointwise import mapped, truth
@@ -16,14 +18,10 @@ from gpuir.ir.types import TensorType, f32, i64
 from gpuir.ops import tensor as t
 
 
-def reduction(fn: Any) -> Converter:
+def reduction(n: TorchNode, e: Emitter, fn: Any) -> Value:
     """`fn` over `dim`, or over all of it, in the result's dtype."""
-
-    def convert(n: TorchNode, e: Emitter) -> Value:
-        x = cast(e, n["self"], n.type.dtype)
-        return over(e, fn, x, n.axes(x.type.rank), bool(n.args.get("keepdim", False)))
-
-    return convert
+    x = cast(e, n["self"], n.type.dtype)
+    return over(e, fn, x, n.axes(x.type.rank), bool(n.args.get("keepdim", False)))
 
 
 def over(e: Emitter, fn: Any, x: Value, axes: tuple[int, ...], keepdims: bool) -> Value:
@@ -31,74 +29,57 @@ def over(e: Emitter, fn: Any, x: Value, axes: tuple[int, ...], keepdims: bool) -
     return e(t.Reduce(fn, x, axes, keepdims)) if axes else x
 
 
-def truths(fn: Any) -> Converter:
+def truths(n: TorchNode, e: Emitter, fn: Any) -> Value:
     """any, all: the largest or smallest truth value."""
-
-    def convert(n: TorchNode, e: Emitter) -> Value:
-        x = truth(e, n["self"])
-        return cast(
-            e, over(e, fn, x, n.axes(x.type.rank), bool(n.args.get("keepdim", False))), n.type.dtype
-        )
-
-    return convert
+    x = truth(e, n["self"])
+    found = over(e, fn, x, n.axes(x.type.rank), bool(n.args.get("keepdim", False)))
+    return cast(e, found, n.type.dtype)
 
 
-def extreme(fn: Any) -> Converter:
+def extreme(n: TorchNode, e: Emitter, fn: Any) -> Results:
     """max, min along `dim`, and where they are; of two tensors the larger; else of all."""
-
-    def convert(n: TorchNode, e: Emitter) -> Results:
-        x = n["self"]
-        if "other" in n.args:
-            return mapped(e, fn, n.type.dtype, x, n["other"])
-        if "dim" not in n.args:
-            return over(e, fn, x, tuple(range(x.type.rank)), False)
-        keep = bool(n.args.get("keepdim"))
-        if not x.type.rank:
-            return x, e.fill(0, TensorType((), i64))
-        axis = n.axis(x.type.rank)
-        return over(e, fn, x, (axis,), keep), e(t.ArgReduce(fn, x, axis, keep))
-
-    return convert
+    x = n["self"]
+    if "other" in n.args:
+        return mapped(e, fn, n.type.dtype, x, n["other"])
+    if "dim" not in n.args:
+        return over(e, fn, x, tuple(range(x.type.rank)), False)
+    keep = bool(n.args.get("keepdim"))
+    if not x.type.rank:
+        return x, e.fill(0, TensorType((), i64))
+    axis = n.axis(x.type.rank)
+    return over(e, fn, x, (axis,), keep), e(t.ArgReduce(fn, x, axis, keep))
 
 
-def place_of(fn: Any) -> Converter:
+def place_of(n: TorchNode, e: Emitter, fn: Any) -> Value:
     """argmax, argmin: along `dim`, or in the tensor laid flat."""
-
-    def convert(n: TorchNode, e: Emitter) -> Value:
-        x = n["self"]
-        if n.args["dim"] is None:
-            flat = reshaped(e, x, (x.type.size,))
-            return reshaped(e, e(t.ArgReduce(fn, flat, 0)), n.type.shape)
-        if not x.type.rank:
-            return e.fill(0, n.type)
-        return e(t.ArgReduce(fn, x, n.axis(x.type.rank), bool(n.args["keepdim"])))
-
-    return convert
+    x = n["self"]
+    if n.args["dim"] is None:
+        flat = reshaped(e, x, (x.type.size,))
+        return reshaped(e, e(t.ArgReduce(fn, flat, 0)), n.type.shape)
+    if not x.type.rank:
+        return e.fill(0, n.type)
+    return e(t.ArgReduce(fn, x, n.axis(x.type.rank), bool(n.args["keepdim"])))
 
 
-def variance(root: bool, mean: bool) -> Converter:
+def variance(n: TorchNode, e: Emitter, root: bool, mean: bool) -> Results:
     """The mean square off the mean, its divisor less `correction`; its root, and the mean too."""
-
-    def convert(n: TorchNode, e: Emitter) -> Results:
-        x, dtype = n["self"], n.type.dtype
-        axes, keep = n.axes(x.type.rank), bool(n.args.get("keepdim", False))
-        correction = n.args.get("correction", 1 if n.args.get("unbiased", True) else 0)
-        correction = 1 if correction is None else correction
-        parted = is_complex(x)
-        middle = over(e, "mean", x, axes, True) if mean or not parted else x
-        if parted:
-            total = squares_apart(e, x, axes, keep)
-        else:
-            apart = mapped(e, "sub", dtype, x, middle)
-            total = over(e, "sum", mapped(e, "mul", dtype, apart, apart), axes, keep)
-        count = prod(x.type.shape[a] for a in axes)
-        found = mapped(e, "div", dtype, total, max(count - correction, 0))
-        found = e.map("sqrt", found) if root else found
-        if not mean:
-            return found
-        return found, reshaped(e, middle, found.type.shape)
-
-    return convert
+    x, dtype = n["self"], n.type.dtype
+    axes, keep = n.axes(x.type.rank), bool(n.args.get("keepdim", False))
+    correction = n.args.get("correction", 1 if n.args.get("unbiased", True) else 0)
+    correction = 1 if correction is None else correction
+    parted = is_complex(x)
+    middle = over(e, "mean", x, axes, True) if mean or not parted else x
+    if parted:
+        total = squares_apart(e, x, axes, keep)
+    else:
+        apart = mapped(e, "sub", dtype, x, middle)
+        total = over(e, "sum", mapped(e, "mul", dtype, apart, apart), axes, keep)
+    count = prod(x.type.shape[a] for a in axes)
+    found = mapped(e, "div", dtype, total, max(count - correction, 0))
+    found = e.map("sqrt", found) if root else found
+    if not mean:
+        return found
+    return found, reshaped(e, middle, found.type.shape)
 
 
 def squares_apart(e: Emitter, x: Value, axes: tuple[int, ...], keep: bool) -> Value:
@@ -113,12 +94,9 @@ def squares_apart(e: Emitter, x: Value, axes: tuple[int, ...], keep: bool) -> Va
     return e.map("add", *sums)
 
 
-def cumulative(fn: Any) -> Converter:
-    def convert(n: TorchNode, e: Emitter) -> Value:
-        x = cast(e, n["self"], n.type.dtype)
-        return e(t.Cumulative(fn, x, n.axis(x.type.rank))) if x.type.rank else x
-
-    return convert
+def cumulative(n: TorchNode, e: Emitter, fn: Any) -> Value:
+    x = cast(e, n["self"], n.type.dtype)
+    return e(t.Cumulative(fn, x, n.axis(x.type.rank))) if x.type.rank else x
 
 
 def top_k(n: TorchNode, e: Emitter) -> Results:
@@ -139,23 +117,19 @@ def sort(n: TorchNode, e: Emitter) -> Results:
     return found[1] if n.op.startswith("argsort") else found
 
 
-def running_extreme(fn: Any) -> Converter:
+def running_extreme(n: TorchNode, e: Emitter, fn: Any) -> Results:
     """cummax, cummin: along an axis so far, and the last place where it was reached."""
-
-    def convert(n: TorchNode, e: Emitter) -> Results:
-        x = n["self"]
-        if not x.type.rank:
-            return x, e.fill(0, TensorType((), i64))
-        axis = n.axis(x.type.rank)
-        y = e(t.Cumulative(fn, x, axis))
-        reached = e.map("eq", x, y)
-        if x.type.dtype.is_float:  # once there is a NaN it stays
-            reached = e.map("or", reached, e.map("isnan", x))
-        places = line(e, x.type.shape[axis], x.type.rank, axis, i64)
-        at = e.map("where", reached, places, e.constant(0, i64))
-        return y, e(t.Cumulative("max", at, axis))
-
-    return convert
+    x = n["self"]
+    if not x.type.rank:
+        return x, e.fill(0, TensorType((), i64))
+    axis = n.axis(x.type.rank)
+    y = e(t.Cumulative(fn, x, axis))
+    reached = e.map("eq", x, y)
+    if x.type.dtype.is_float:  # once there is a NaN it stays
+        reached = e.map("or", reached, e.map("isnan", x))
+    places = line(e, x.type.shape[axis], x.type.rank, axis, i64)
+    at = e.map("where", reached, places, e.constant(0, i64))
+    return y, e(t.Cumulative("max", at, axis))
 
 
 def kth_value(n: TorchNode, e: Emitter) -> Results:
@@ -227,31 +201,24 @@ def commonest(n: TorchNode, e: Emitter) -> Results:
     return tuple(reshaped(e, v, n.type.shape) for v in found)
 
 
-def searched(ordered: str) -> Converter:
+def searched(n: TorchNode, e: Emitter, ordered: str) -> Value:
     """searchsorted, bucketize: by bisection of the argument of that name, a comparison a step."""
-
-    def convert(n: TorchNode, e: Emitter) -> Value:
-        seen, x = n[ordered], n.args["self"]
-        x = x if isinstance(x, Value) else e.constant(x, f32 if isinstance(x, float) else i64)
-        dtype = n.promoted("self", ordered)
-        right = bool(n.args["right"]) or n.args.get("side") == "right"
-        sorter = n.get("sorter")
-        work = round(n.type.size * log2(max(seen.type.shape[-1], 2)))
-        attrs = (("right", right), ("dtype", "int32" if n.args["out_int32"] else "int64"))
-        args = (cast(e, seen, dtype), cast(e, x, dtype), *((sorter,) if sorter else ()))
-        return e(t.Routine("search", args, (n.type,), attrs, work=work))
-
-    return convert
+    seen, x = n[ordered], n.args["self"]
+    x = x if isinstance(x, Value) else e.constant(x, f32 if isinstance(x, float) else i64)
+    dtype = n.promoted("self", ordered)
+    right = bool(n.args["right"]) or n.args.get("side") == "right"
+    sorter = n.get("sorter")
+    work = round(n.type.size * log2(max(seen.type.shape[-1], 2)))
+    attrs = (("right", right), ("dtype", "int32" if n.args["out_int32"] else "int64"))
+    args = (cast(e, seen, dtype), cast(e, x, dtype), *((sorter,) if sorter else ()))
+    return e(t.Routine("search", args, (n.type,), attrs, work=work))
 
 
-def softmax(log: bool) -> Converter:
-    def convert(n: TorchNode, e: Emitter) -> Value:
-        x = cast(e, n["self"], n.type.dtype)
-        if not x.type.rank:
-            return e.fill(0.0 if log else 1.0, x.type)
-        return e(t.Softmax(x, n.axis(x.type.rank), log))
-
-    return convert
+def softmax(n: TorchNode, e: Emitter, log: bool) -> Value:
+    x = cast(e, n["self"], n.type.dtype)
+    if not x.type.rank:
+        return e.fill(0.0 if log else 1.0, x.type)
+    return e(t.Softmax(x, n.axis(x.type.rank), log))
 
 
 def safe_softmax(n: TorchNode, e: Emitter) -> Value:
@@ -471,53 +438,47 @@ def negative_log_likelihood(n: TorchNode, e: Emitter) -> Results:
     return (loss, total) if len(n.types) > 1 else loss
 
 
-CONVERTERS: dict[str, Converter] = {
-    "sum": reduction("sum"),
-    "mean": reduction("mean"),
-    "prod": reduction("prod"),
-    "amax": reduction("max"),
-    "amin": reduction("min"),
-    "any": truths("max"),
-    "all": truths("min"),
-    "max": extreme("max"),
-    "min": extreme("min"),
-    "argmax": place_of("max"),
-    "argmin": place_of("min"),
-    "var": variance(root=False, mean=False),
-    "std": variance(root=True, mean=False),
-    "var_mean": variance(root=False, mean=True),
-    "std_mean": variance(root=True, mean=True),
-    "cumsum": cumulative("sum"),
-    "cumprod": cumulative("prod"),
-    "cummax": running_extreme("max"),
-    "cummin": running_extreme("min"),
-    "logcumsumexp": cumulative("logaddexp"),
-    "kthvalue": kth_value,
-    "median": median,
-    "nanmedian": number_median,
-    "mode": commonest,
-    "searchsorted": searched("sorted_sequence"),
-    "bucketize": searched("boundaries"),
-    "topk": top_k,
-    "sort": sort,
-    "argsort": sort,
-    **{name: softmax(log=False) for name in ("softmax", "_softmax")},
-    **{name: softmax(log=True) for name in ("log_softmax", "_log_softmax")},
-    "_safe_softmax": safe_softmax,
-    "_softmax_backward_data": softmax_backward,
-    "linalg_vector_norm": norm,
-    "aminmax": extremes,
-    "layer_norm": layer_norm,
-    "native_layer_norm": layer_norm,
-    "rms_norm": rms_norm,
-    "group_norm": group_norm,
-    "native_group_norm": group_norm,
-    "batch_norm": batch_norm,
-    "native_batch_norm": batch_norm,
-    "_native_batch_norm_legit": batch_norm,
-    "_native_batch_norm_legit_functional": batch_norm,
-    "_native_batch_norm_legit_no_training": batch_norm,
-    "nll_loss_forward": negative_log_likelihood,
-    "nll_loss2d_forward": negative_log_likelihood,
-    "nll_loss_nd": negative_log_likelihood,
-}
+CONVERTERS: dict[str, Converter] = each_named(
+    {
+        "sum": partial(reduction, fn="sum"),
+        "mean": partial(reduction, fn="mean"),
+        "prod": partial(reduction, fn="prod"),
+        "amax": partial(reduction, fn="max"),
+        "amin": partial(reduction, fn="min"),
+        "any": partial(truths, fn="max"),
+        "all": partial(truths, fn="min"),
+        "max": partial(extreme, fn="max"),
+        "min": partial(extreme, fn="min"),
+        "argmax": partial(place_of, fn="max"),
+        "argmin": partial(place_of, fn="min"),
+        "var": partial(variance, root=False, mean=False),
+        "std": partial(variance, root=True, mean=False),
+        "var_mean": partial(variance, root=False, mean=True),
+        "std_mean": partial(variance, root=True, mean=True),
+        "cumsum": partial(cumulative, fn="sum"),
+        "cumprod": partial(cumulative, fn="prod"),
+        "cummax": partial(running_extreme, fn="max"),
+        "cummin": partial(running_extreme, fn="min"),
+        "logcumsumexp": partial(cumulative, fn="logaddexp"),
+        "kthvalue": kth_value,
+        "median": median,
+        "nanmedian": number_median,
+        "mode": commonest,
+        "searchsorted": partial(searched, ordered="sorted_sequence"),
+        "bucketize": partial(searched, ordered="boundaries"),
+        "topk": top_k,
+        "sort argsort": sort,
+        "_safe_softmax": safe_softmax,
+        "_softmax_backward_data": softmax_backward,
+        "linalg_vector_norm": norm,
+        "aminmax": extremes,
+        "layer_norm native_layer_norm": layer_norm,
+        "rms_norm": rms_norm,
+        "group_norm native_group_norm": group_norm,
+        "batch_norm native_batch_norm _native_batch_norm_legit": batch_norm,
+        "_native_batch_norm_legit_functional _native_batch_norm_legit_no_training": batch_norm,
+        "nll_loss_forward nll_loss2d_forward nll_loss_nd": negative_log_likelihood,
+        **{name: partial(softmax, log=False) for name in ("softmax", "_softmax")},
+        **{name: partial(softmax, log=True) for name in ("log_softmax", "_log_softmax")},
+    }
+)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from functools import partial
 from math import log2, prod
 from typing import Any, Literal
 
@@ -23,46 +23,25 @@ from gpuir.ops.scalar import flops_of
 Mode = Literal["nearest", "linear", "cubic"]
 
 
-def upsample(mode: Mode, exact: bool = False, antialias: bool = False) -> Converter:
+def upsample(n: TorchNode, e: Emitter, mode: Mode, exact: bool, antialias: bool) -> Value:
     """Image axes resampled to the result's extents, by the factors that the call gives, else by
     their ratio. torch's nearest is the cell below, unless `exact`; its antialiased cubic has
-    another coefficient."""
-    how = _resampling(mode, exact, antialias)
-
-    def convert(n: TorchNode, e: Emitter) -> Value:
-        x: Value = n.one_of("input", "self")
-        return e(t.Resize(x, **how(n, x.type.shape[2:], n.type.shape[2:])))
-
-    return convert
-
-
-def upsample_backward(mode: Mode, exact: bool = False, antialias: bool = False) -> Converter:
-    """The gradient of that."""
-    how = _resampling(mode, exact, antialias)
-
-    def convert(n: TorchNode, e: Emitter) -> Value:
-        dy = n["grad_output"]
-        return e(t.ResizeGradient(dy, **how(n, n.type.shape[2:], dy.type.shape[2:])))
-
-    return convert
-
-
-def _resampling(mode: Mode, exact: bool, antialias: bool) -> Callable[..., dict[str, Any]]:
-    """What a call says of how cells of images of one extent become those of another."""
-
-    def how(n: TorchNode, before: tuple[int, ...], after: tuple[int, ...]) -> dict[str, Any]:
-        scales, coords = _places(n, mode, exact, before, after)
-        return {
-            "shape": n.type.shape,
-            "scales": (1.0, 1.0, *scales),
-            "mode": mode,
-            "coords": coords,
-            "nearest": "round_prefer_ceil" if exact else "floor",
-            "cubic_a": -0.5 if antialias else -0.75,
-            "antialias": antialias,
-        }
-
-    return how
+    another coefficient. Of a backward call, the gradient of that."""
+    shape = n.type.shape
+    x: Value = n.one_of("input", "self", "grad_output")
+    gradient = "grad_output" in n.args
+    before, after = (shape, x.type.shape) if gradient else (x.type.shape, shape)
+    scales, coords = _places(n, mode, exact, before[2:], after[2:])
+    how: dict[str, Any] = {
+        "shape": shape,
+        "scales": (1.0, 1.0, *scales),
+        "mode": mode,
+        "coords": coords,
+        "nearest": "round_prefer_ceil" if exact else "floor",
+        "cubic_a": -0.5 if antialias else -0.75,
+        "antialias": antialias,
+    }
+    return e(t.ResizeGradient(x, **how) if gradient else t.Resize(x, **how))
 
 
 def _places(
@@ -80,16 +59,19 @@ def _places(
     return scales, "asymmetric" if mode == "nearest" and not exact else "half_pixel"
 
 
-# How each operator resamples: mode, `exact`, `antialias`.
-RESAMPLING: dict[str, tuple[Mode, bool, bool]] = {
-    **{f"upsample_nearest{d}d": ("nearest", False, False) for d in (1, 2, 3)},
-    **{f"_upsample_nearest_exact{d}d": ("nearest", True, False) for d in (1, 2, 3)},
-    "upsample_linear1d": ("linear", False, False),
-    "upsample_bilinear2d": ("linear", False, False),
-    "upsample_trilinear3d": ("linear", False, False),
-    "upsample_bicubic2d": ("cubic", False, False),
-    "_upsample_bilinear2d_aa": ("linear", False, True),
-    "_upsample_bicubic2d_aa": ("cubic", False, True),
+def resampling(mode: Mode, exact: bool = False, antialias: bool = False) -> Converter:
+    return partial(upsample, mode=mode, exact=exact, antialias=antialias)
+
+
+RESAMPLING = {
+    **{f"upsample_nearest{d}d": resampling("nearest") for d in (1, 2, 3)},
+    **{f"_upsample_nearest_exact{d}d": resampling("nearest", exact=True) for d in (1, 2, 3)},
+    "upsample_linear1d": resampling("linear"),
+    "upsample_bilinear2d": resampling("linear"),
+    "upsample_trilinear3d": resampling("linear"),
+    "upsample_bicubic2d": resampling("cubic"),
+    "_upsample_bilinear2d_aa": resampling("linear", antialias=True),
+    "_upsample_bicubic2d_aa": resampling("cubic", antialias=True),
 }
 
 
@@ -232,8 +214,7 @@ def scalar(n: TorchNode, e: Emitter) -> Any:
 
 
 CONVERTERS: dict[str, Converter] = {
-    **{name: upsample(*how) for name, how in RESAMPLING.items()},
-    **{f"{name}_backward": upsample_backward(*how) for name, how in RESAMPLING.items()},
+    **{name + way: how for name, how in RESAMPLING.items() for way in ("", "_backward")},
     "grid_sampler_2d": grid_sample,
     "grid_sampler_3d": grid_sample,
     "col2im": column_image,

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import ast
 import inspect
-from collections.abc import Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from types import FunctionType
 from typing import Any
 
@@ -173,8 +173,12 @@ class Reader(ast.NodeVisitor):
 
 
 def reads_of(convert: Any) -> Reads:
-    reads = Reads()
-    Reader(convert, {next(iter(inspect.signature(convert).parameters)): NODE}, reads, set())
+    reads, given = Reads(), dict[str, Any]()
+    if isinstance(convert, partial):
+        given = {k: frozenset([v]) for k, v in convert.keywords.items() if isinstance(v, Hashable)}
+        convert = convert.func
+    node = next(iter(inspect.signature(convert).parameters))
+    Reader(convert, {**given, node: NODE}, reads, set())
     return reads
 
 
@@ -253,7 +257,9 @@ def test_every_argument_is_read_or_known_not_to_matter():
 
 
 NUMBERS = ("_local_scalar_dense",)  # gives no tensor
-TOLD_BY_TYPE = {CONVERTERS[name] for name in ("reshape", "expand", "_to_copy", "zeros", "ones")}
+TOLD_BY_TYPE = {
+    CONVERTERS[name] for name in ("reshape", "expand", "_to_copy", "zeros", "empty_strided", "ones")
+}
 WITHOUT_EFFECT = {
     # what the results' types say
     *("dtype", "size", "out_dtype", "half_to_float", "input_dtype", "output_size", "input_size"),
