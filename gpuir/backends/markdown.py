@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from gpuir.backends.terminal import Layout, printable
 from gpuir.report.table import Drawing, Heading, Notes, Part, Report, Table
 
-MEANT = re.compile(r"[\\`*_\[\]<>|~]")  # what Markdown takes for more than a character
+MEANT = re.compile(r"[\\`*_\[\]>|~]|<(?![\d ])")  # what Markdown takes for more than a character
 
 
 def markdown(report: Report, _: Layout) -> str:

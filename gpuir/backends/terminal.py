@@ -202,13 +202,13 @@ def _least(columns: Sequence[Column], widths: Sequence[int], floor: int = 0) -> 
 
 
 def _fitted(columns: Sequence[Column], widths: Sequence[int], room: int) -> list[int]:
-    """The widths that columns get, the first of those that may be cut as much as it needs."""
+    """The widths that columns get, the last of those that may be cut as much as it needs."""
     found = _least(columns, widths)
     if sum(found) > room:
         found = _least(columns, widths, NARROWEST)
     spare = max(room - sum(found), 0)
-    for i, width in enumerate(widths):
-        more = min(width - found[i], spare)
+    for i in reversed(range(len(found))):
+        more = min(widths[i] - found[i], spare)
         found[i] += more
         spare -= more
     return found

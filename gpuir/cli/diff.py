@@ -9,7 +9,7 @@ import click
 from gpuir.cli import options
 from gpuir.cli.lowering import analyze
 from gpuir.cli.modules import Loaded, load_modules
-from gpuir.cli.output import emit, layout, note, warn
+from gpuir.cli.output import emit, note, show, warn
 
 if TYPE_CHECKING:
     from gpuir.report.saved import Run
@@ -34,12 +34,7 @@ ALWAYS = (  # the options that mean something for reports too
 @options.target("A GPU, or several. Of reports, the runs to compare.")
 @options.loading
 @options.costing
-@click.option(
-    "--format",
-    type=click.Choice(["table", "markdown", "json", "junit"]),
-    default="table",
-    show_default=True,
-)
+@options.formats("junit")
 @click.option(
     "--top", type=click.IntRange(0), default=15, show_default=True, help="Kernels listed."
 )
@@ -59,16 +54,16 @@ def command(old: str, new: str, **given: Any) -> None:
     gpuir diff main.json model.onnx --dims batch=8 --budget latency=+3% --budget launches=+0
     gpuir diff old.json new.json --budget memory=+100MB --format junit -o budgets.xml
     """
-    from dataclasses import replace
-
-    from gpuir.backends.diff_text import FORMATS
+    from gpuir.backends.diff import diff_report, junit
     from gpuir.report.diff import checks, compare, read_budget
 
     budgets = [read_budget(text) for text in given["budgets"]]
     diffs = compare(*runs(old, new, given))
     checked = checks(diffs, budgets)
-    shape = replace(layout(given["width"], given["output"]), top=given["top"])
-    emit(FORMATS[given["format"]](diffs, checked, shape), given["output"])
+    if given["format"] == "junit":
+        emit(junit(checked), given["output"])
+    else:
+        show(diff_report(diffs, checked, given["top"]), given)
     over = [c for c in checked if not c.is_kept]
     for c in over:
         note(f"gpuir: over budget: {c.budget.text} on {c.diff.name}")

@@ -16,11 +16,12 @@ from strategies import graphs
 
 import gpuir
 from gpuir.backends import json_csv
-from gpuir.backends.diff_text import FORMATS, json_text, junit, markdown, table
+from gpuir.backends.diff import diff_report, junit
+from gpuir.backends.table import FORMATS
 from gpuir.backends.terminal import Layout, cell_width
 from gpuir.ir.errors import UsageError
 from gpuir.ir.graph import Graph
-from gpuir.report.diff import Diff, changes, checks, compare, groups, read_budget
+from gpuir.report.diff import Check, Diff, changes, checks, compare, groups, read_budget
 from gpuir.report.saved import Entry, Run, read_report
 from gpuir.report.summary import Summary
 
@@ -143,7 +144,7 @@ def test_every_kernel_is_in_one_change_and_no_time_is_lost(old: list[Entry], new
 
 def test_a_model_beside_itself_differs_in_nothing():
     d = diff(summary(), summary())
-    assert not d.differs and "nothing differs" in table([d], [], Layout())
+    assert not d.differs and "nothing differs" in written("text", [d], [], 120)
 
 
 def test_fusion_is_seen_in_launches_and_kernels():
@@ -151,7 +152,7 @@ def test_fusion_is_seen_in_launches_and_kernels():
     assert d.name == "a100-sxm-40gb eager → compiled"
     assert d.old.values["launches"] == 5 > d.new.values["launches"]
     assert any("fused" in g.one.what for g in d.changed)
-    text = table([d], [], Layout(100))
+    text = written("text", [d], [], 100)
     assert "fused to 1" in text and max(map(cell_width, text.splitlines())) <= 100
 
 
@@ -161,9 +162,9 @@ def test_the_error_of_the_predictions_is_beside_the_change():
     (a,), (b,) = saved(old), saved(new)
     far = replace(b, interval_s=(1.0, 2.0), values={**b.values, "latency": 1.5})
     (d,) = compare([a], [far])
-    assert d.overlap is False and "is beyond the error: " in table([d], [], Layout())
+    assert d.overlap is False and "is beyond the error: " in written("text", [d], [], 120)
     near = replace(far, interval_s=(0.0, 2.0))
-    assert "is within the error: " in markdown(compare([a], [near]), [], Layout())
+    assert "is within the error: " in written("markdown", compare([a], [near]))
 
 
 def test_runs_are_matched_by_name():
@@ -289,12 +290,19 @@ def test_a_budget_is_kept_up_to_its_limit():
 
 # ---------------------------------------------------------------------------- formats
 
+
+def written(
+    form: str, diffs: Sequence[Diff], checks: Sequence[Check] = (), width: int = 120, top: int = 15
+) -> Any:
+    return FORMATS[form](diff_report(diffs, checks, top), Layout(width))
+
+
 BUDGETS = [read_budget("latency=+3%"), read_budget("memory=1kB")]
 
 
 def test_json_has_the_numbers():
     diffs = compare(saved(summary()), saved(summary("compiled")))
-    found = json.loads(json_text(diffs, checks(diffs, BUDGETS), Layout()))
+    found = json.loads(written("json", diffs, checks(diffs, BUDGETS)))
     (run,) = found["runs"]
     assert found["kept"] is False and [b["kept"] for b in run["budgets"]] == [True, False]
     assert run["metrics"]["launches"] == {"old": 5, "new": diffs[0].new.values["launches"]}
@@ -307,7 +315,7 @@ def test_json_has_the_numbers():
 def test_junit_has_a_case_a_budget_and_run():
     both = saved(summary(), summary(target="l4"))
     diffs = compare(both, both)
-    suites = ElementTree.fromstring(junit(diffs, checks(diffs, BUDGETS), Layout()))
+    suites = ElementTree.fromstring(junit(checks(diffs, BUDGETS)))
     assert (suites.get("tests"), suites.get("failures")) == ("4", "2")
     cases = {
         (c.get("classname"), c.get("name")): c.find("failure") for c in suites.iter("testcase")
@@ -320,8 +328,8 @@ def test_junit_has_a_case_a_budget_and_run():
 def test_markdown_keeps_its_tables_whatever_names_hold():
     evil = LAYERS.replace("/Softmax", "a|b`c\\n<details>*_x_*")
     diffs = compare(saved(summary()), saved(summary("compiled", text=evil)))
-    text = markdown(diffs, checks(diffs, BUDGETS), Layout())
-    assert "**1 of 2 budgets exceeded**" in text and text.count("</details>") == 1
+    text = written("markdown", diffs, checks(diffs, BUDGETS))
+    assert text.startswith("## 1 of 2 budgets exceeded\n") and text.count("</details>") == 1
     cells: int | None = None
     for line in text.splitlines():
         count = line.replace("\\|", "").count("|") if line.startswith("|") else None
@@ -336,15 +344,16 @@ def test_tables_fit_their_width(width: int):
     other = saved(summary("compiled"), summary("compiled", target="l4"))
     renamed = [replace(b, profile=a.profile) for a, b in zip(both, other, strict=True)]
     diffs = compare(both, renamed)
-    text = table(diffs, checks(diffs, BUDGETS), Layout(width))
+    text = written("text", diffs, checks(diffs, BUDGETS), width)
     assert max(map(cell_width, text.splitlines())) <= width
     assert "layers: 2 runs compared" in text
 
 
 def test_the_rest_of_the_kernels_is_counted():
     d = diff(summary("eager"), summary("compiled"))
-    assert re.search(r"1 more, -[\d.]+ us: see --top", table([d], [], Layout(top=0)))
-    assert "1 more, 3 unchanged kernels" in markdown([d], [], Layout(top=0))
+    for form in ("text", "markdown"):
+        text = written(form, [d], top=0)
+        assert re.search(r"1 more, -[\d.]+ us: see --top\n+3 unchanged kernels", text)
 
 
 @settings(max_examples=15)
@@ -354,6 +363,6 @@ def test_any_graph_beside_itself_and_another_profile(g: Graph):
     (same,) = compare(saved(eager), saved(eager))
     assert not same.differs
     diffs = compare(saved(eager), saved(ort))
-    for format in FORMATS.values():
-        assert format(diffs, checks(diffs, BUDGETS), Layout())
-    ElementTree.fromstring(junit(diffs, checks(diffs, BUDGETS), Layout()))
+    for format in FORMATS:
+        assert written(format, diffs, checks(diffs, BUDGETS))
+    ElementTree.fromstring(junit(checks(diffs, BUDGETS)))

@@ -17,6 +17,7 @@ pytestmark = pytest.mark.slow
 
 ENCODER = str(Path(__file__).parents[1] / "small_encoder.onnx")
 SHORT = ("--dims", "batch=2,seq=32", "--target", "a100")
+DIFF = ("diff", ENCODER, ENCODER, *SHORT, "--budget", "latency=+1%")
 COMMANDS = {  # and a field that tells its rows apart
     ("analyze", ENCODER, "--dims", "seq=32", "--target", "a100", "--crossover", "batch"): "value",
     (
@@ -33,6 +34,7 @@ COMMANDS = {  # and a field that tells its rows apart
     ): "value",
     ("sweep", ENCODER, *SHORT[2:], "--batch", "1,2", "--dims", "seq=32"): "batch",
     ("advise", ENCODER, *SHORT, "--only", "stack,batch"): "change",
+    DIFF: "layer",
 }
 
 
