@@ -62,8 +62,7 @@ def _named(r: Advice) -> list[tuple[str, Trial]]:
 
 def _table(r: Advice, named: Sequence[tuple[str, Trial]]) -> Table:
     def after(title: str, unit: str, of: str, drop: int = 0) -> Column:
-        read = attrgetter(f"after.{of}")
-        return Column(title, unit, value=lambda x: read(x[1]), drop=drop)
+        return Column(title, unit, value=lambda x: attrgetter(of)(x[1].after), drop=drop)
 
     unfit = "; does not fit yet"
     return Table(

@@ -153,10 +153,10 @@ def _sides(title: str, rows: Sequence[tuple[str, str, float, float]], digits: in
         rows,
         (
             Column(title, text=lambda x: x[0]),
-            Column("old", "s", text=lambda x: amount(*x[1:3], digits), drop=2),
+            Column("old", "s", text=lambda x: amount(x[1], x[2], digits), drop=2),
             Column("new", "s", text=lambda x: amount(x[1], x[3], digits)),
-            Column("change", "s", text=lambda x: difference(*x[1:]), drop=1),
-            Column("", "%", text=lambda x: share(*x[2:])),
+            Column("change", "s", text=lambda x: difference(x[1], x[2], x[3]), drop=1),
+            Column("", "%", text=lambda x: share(x[2], x[3])),
         ),
     )
 

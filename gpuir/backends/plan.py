@@ -1,30 +1,21 @@
-"""Parallel plans of a model that were tried: as a table for a terminal and as JSON."""
+"""Parallel plans of a model that were tried."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from gpuir.backends import structured
 from gpuir.backends.plans.record import Plan
 from gpuir.backends.plans.table import PLAN_FORMATS
-from gpuir.backends.structured import record
-from gpuir.backends.terminal import Layout, Page
-from gpuir.ir.errors import UsageError, nearest
+from gpuir.ir.errors import UsageError
 from gpuir.plan.parallel import Found, Model, Tried
+from gpuir.report.table import Column, Heading, Notes, Part, Report, Table, fields
 from gpuir.report.units import percent, quantity, rate
 
 if TYPE_CHECKING:
     from gpuir.targets.cluster import Cluster
     from gpuir.targets.prices import Price
-
-SCHEMA = "gpuir.plans/1"
-FORMS = ("table", "json", *PLAN_FORMATS)
-
-
-def forms(name: str) -> None:
-    """UsageError for a form that there is not."""
-    if name not in FORMS:
-        raise UsageError(f"no format of a plan has the name {name!r}", fix=nearest(name, FORMS))
 
 
 def best_of(found: Found) -> Tried:
@@ -49,77 +40,87 @@ def chosen(found: Found, form: str, batch: int, model: str, cluster: str) -> str
     return PLAN_FORMATS[form](Plan(best.parallel, batch, model, cluster, recompute=best.recompute))
 
 
-def json_text(found: Found, model: Model, machine: Cluster, price: Price | None, name: str) -> str:
-    """`{"schema", "model", "cluster", "batch", "simulated", "plans": [...]}`, the best first."""
-    return structured.json_text(
-        SCHEMA,
-        model=name,
-        cluster=machine.name,
-        gpus=model.gpus,
-        batch=model.batch,
-        usd_per_gpu_hour=None if price is None else price.usd_per_hour,
-        simulated=found.simulated,
-        plans=[
-            record(
-                x,
-                "why mfu held_bytes kernels_s exposed_s idle_s interval tp_shared",
-                time_s=x.time_s if x.time_s < float("inf") else None,
-                parallel=x.choice.parallel,
-                recompute=x.choice.recompute,
-            )
-            for x in found.tried
-        ],
+@dataclass(frozen=True)
+class Search:
+    """A search, and what it was for."""
+
+    found: Found
+    model: Model
+    name: str
+    cluster: Cluster
+    price: Price | None
+
+
+def plan_report(s: Search, count: int) -> Report:
+    """The best plans, and why the others lost. Programs have all plans, the best first."""
+    return Report(
+        "gpuir.plans/1",
+        lambda: _parts(s, count),
+        lambda: {
+            "model": s.name,
+            "cluster": s.cluster.name,
+            "gpus": s.model.gpus,
+            "batch": s.model.batch,
+            "usd_per_gpu_hour": s.price and s.price.usd_per_hour,
+            "simulated": s.found.simulated,
+            "plans": _plans(s).records(),
+        },
+        lambda: [_plans(s)],
     )
 
 
-def report(
-    found: Found, model: Model, title: str, price: Price | None, count: int, layout: Layout
-) -> str:
-    """The best plans, and why the others lost."""
-    page = Page(layout.width, layout.color)
-    page.heading(title)
-    page.line()
-    best = best_of(found)
-    page.wrapped("best", str(best.choice))
-    speed = f"{rate(model.batch / best.time_s)} items a second, {percent(best.mfu, 1)} MFU"
-    page.wrapped("step", f"{quantity(best.time_s, 's', 4)} of {model.batch:,} items: {speed}")
+def _plans(s: Search) -> Table:
+    """All that were tried."""
+    return Table(
+        s.found.tried,
+        (
+            *fields("why mfu held_bytes kernels_s exposed_s idle_s interval tp_shared"),
+            Column(field="time_s", value=lambda x: x.time_s if x.time_s < float("inf") else None),
+            Column(field="parallel", value="choice.parallel", inline=True),
+            *fields("recompute", "choice"),
+        ),
+        {"model": s.name, "cluster": s.cluster.name},
+    )
+
+
+def _parts(s: Search, count: int) -> Iterator[Part]:
+    yield Heading(f"{s.name} on {s.cluster.gpus:,} GPUs of {s.cluster.name}")
+    yield Notes(list(_head(s)))
+    yield Table(
+        s.found.best,
+        (
+            Column("step", "s", "time_s"),
+            Column("MFU", "%", "mfu"),
+            Column("kernels", "s", "kernels_s", drop=1),
+            Column("exposed", "s", "exposed_s", drop=3),
+            Column("waits", "s", "idle_s", drop=2),
+            Column("memory", "bytes", "held_bytes"),
+            Column("plan", "", "choice"),
+        ),
+        top=count,
+    )
+    if s.found.reasons:
+        lost = ((f"{n:,}", f"{text}{_example(s.found, text)}") for text, n in s.found.reasons)
+        yield Notes(list(lost), 7, "Why the others lost")
+
+
+def _head(s: Search) -> Iterator[tuple[str, str]]:
+    found, best, batch = s.found, best_of(s.found), s.model.batch
+    yield "best", str(best.choice)
+    speed = f"{rate(batch / best.time_s)} items a second, {percent(best.mfu, 1)} MFU"
+    yield "step", f"{quantity(best.time_s, 's', 4)} of {batch:,} items: {speed}"
     if best.interval is not None:
         low, high = (quantity(end, "s") for end in best.interval)
-        page.wrapped("interval", f"{low} to {high} in 80 % of cases")
-    if price is not None:
-        usd = price.usd_per_hour * model.gpus
-        million = usd / 3600 * best.time_s / model.batch * 1e6
-        page.wrapped("money", f"{usd:,.2f} USD an hour, {million:,.2f} a million items ({price})")
+        yield "interval", f"{low} to {high} in 80 % of cases"
+    if s.price is not None:
+        usd = s.price.usd_per_hour * s.model.gpus
+        million = usd / 3600 * best.time_s / batch * 1e6
+        yield "money", f"{usd:,.2f} USD an hour, {million:,.2f} a million items ({s.price})"
+    if best.tp_shared is not None:
+        yield "tp cuts", f"{best.tp_shared}, by bytes and by flops"
     skipped = len(found.tried) - found.simulated
     kept = f" ({found.kept:,} of them by an earlier search)" if found.kept else ""
-    if best.tp_shared is not None:
-        page.wrapped("tp cuts", f"{best.tp_shared}, by bytes and by flops")
-    page.wrapped("tried", f"{found.simulated:,} simulated{kept}, {skipped:,} left out by bounds")
-    page.line()
-    columns = [("step", True), ("MFU", True), ("kernels", True), ("exposed", True)]
-    columns += [("waits", True), ("memory", True), ("plan", False)]
-    page.table(
-        columns,
-        [
-            [
-                quantity(x.time_s, "s"),
-                percent(x.mfu, 1),
-                quantity(x.kernels_s, "s"),
-                quantity(x.exposed_s, "s"),
-                quantity(x.idle_s, "s"),
-                quantity(x.held_bytes, "bytes"),
-                str(x.choice),
-            ]
-            for x in found.best[:count]
-        ],
-        drop=("kernels", "waits", "exposed"),
-    )
-    if found.reasons:
-        page.line()
-        page.line("Why the others lost", "bold")
-        for text, n in found.reasons:
-            page.wrapped(f"{n:,}", f"{text}{_example(found, text)}", 7)
-    return page.text()
+    yield "tried", f"{found.simulated:,} simulated{kept}, {skipped:,} left out by bounds"
 
 
 def _example(found: Found, why: str) -> str:

@@ -1,73 +1,82 @@
-"""A sharding of embedding tables: as a table for a terminal and as JSON."""
+"""A sharding of embedding tables over GPUs."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
-from gpuir.backends import structured
-from gpuir.backends.terminal import Layout, Page
-from gpuir.plan.sharding import Found, Placement, reasons, ways_of
-from gpuir.report.units import percent, quantity
+from gpuir.plan.sharding import Found, Option, Placement, reasons, ways_of
+from gpuir.report.table import Column, Heading, Notes, Part, Report, Table, fields
+from gpuir.report.units import percent, quantity, share
 
-SCHEMA = "gpuir.shard/1"
 MOST = 40  # tables that a report lists one by one
+BUSIEST = 16  # GPUs that it lists
 
 
-def json_text(found: Found, head: dict[str, Any]) -> str:
-    """`{"schema", "cluster", .., "time_s", "parts", "tables": [...], "gpus": [...]}`."""
-    plan, why = found.plan, reasons(found)
-    return structured.json_text(
-        SCHEMA,
-        **head,
-        time_s=plan.time_s,
-        parts=plan.parts,
-        limit=plan.limit,
-        greedy_s=None if found.greedy is None else found.greedy.time_s,
-        least_s=found.least_s,
-        found_by=found.how,
-        tables=[
-            {
-                "name": p.table.name,
-                "rows": p.table.rows,
-                "width": p.table.width,
-                "dtype": p.table.dtype.name,
-                "way": p.option.way,
-                "parts": p.option.parts,
-                "gpus": list(p.on),
-                "forward_s": p.option.forward_s,
-                "backward_s": p.option.backward_s,
-                "memory_bytes": p.option.memory_bytes,
-                "why": why[p.table.name],
-            }
-            for p in plan.placements
-        ],
-        gpus=[{"gpu": g, **asdict(load)} for g, load in enumerate(plan.loads)],
+def sharding_report(
+    found: Found, head: Mapping[str, Any], title: str, notes: Sequence[str]
+) -> Report:
+    """The step by part, the tables with reasons, the GPUs, what was taken for granted. Programs
+    have a row for each table."""
+    return Report(
+        "gpuir.shard/1",
+        lambda: _parts(found, title, notes),
+        lambda: _fields(found, head),
+        lambda: [replace(_placed(found), context={"cluster": head["cluster"]})],
     )
 
 
-def report(found: Found, title: str, notes: Sequence[str], layout: Layout) -> str:
-    """The step by part, the tables with reasons, the GPUs, what was taken for granted."""
-    page, plan = Page(layout.width, layout.color), found.plan
-    page.heading(title)
+def _fields(found: Found, head: Mapping[str, Any]) -> dict[str, Any]:
+    plan = found.plan
+    return {
+        **head,
+        "time_s": plan.time_s,
+        "parts": plan.parts,
+        "limit": plan.limit,
+        "greedy_s": None if found.greedy is None else found.greedy.time_s,
+        "least_s": found.least_s,
+        "found_by": found.how,
+        "tables": _placed(found).records(),
+        "gpus": [{"gpu": g, **asdict(load)} for g, load in enumerate(plan.loads)],
+    }
+
+
+def _placed(found: Found) -> Table:
+    """Each table, where it lies, and why."""
+    why = reasons(found)
+    return Table(
+        found.plan.placements,
+        (
+            *fields("name rows width", "table"),
+            Column(field="dtype", value="table.dtype.name"),
+            *fields("way parts", "option"),
+            Column(field="gpus", value=lambda p: list(p.on)),
+            *fields("forward_s backward_s memory_bytes", "option"),
+            Column(field="why", value=lambda p: why[p.table.name]),
+        ),
+    )
+
+
+def _parts(found: Found, title: str, notes: Sequence[str]) -> Iterator[Part]:
+    plan = found.plan
     parts = ", ".join(
         f"{name} {quantity(s, 's')} ({percent(s, plan.time_s)})"
         for name, s in plan.parts.items()
         if s
     )
-    page.wrapped("step", f"{quantity(plan.time_s, 's')}: {parts}")
-    page.wrapped("limit", plan.limit)
-    page.wrapped("compared", _compared(found))
-    page.wrapped("ways", ", ".join(f"{n} by {way}" for way, n in ways_of(plan).items()))
-    page.line()
-    _tables(page, found)
-    page.line()
-    _gpus(page, found)
-    page.line()
-    for note in notes:
-        page.wrapped("assumed", note)
-    return page.text()
+    yield Heading(title)
+    yield Notes(
+        [
+            ("step", f"{quantity(plan.time_s, 's')}: {parts}"),
+            ("limit", plan.limit),
+            ("compared", _compared(found)),
+            ("ways", ", ".join(f"{n} by {way}" for way, n in ways_of(plan).items())),
+        ]
+    )
+    yield _tables(found)
+    yield _gpus(found)
+    yield Notes([("assumed", note) for note in notes])
 
 
 def _compared(found: Found) -> str:
@@ -90,35 +99,38 @@ def _compared(found: Found) -> str:
     return "; ".join(parts)
 
 
-def _tables(page: Page, found: Found) -> None:
+def _tables(found: Found) -> Table:
     """The tables that cost most; equal ones that lie alike are one line."""
-    why = reasons(found)
-    ordered = sorted(
-        found.plan.placements,
-        key=lambda p: -(p.option.forward_s + p.option.backward_s) * p.option.parts,
-    )
-    columns = [("table", False), ("rows", True), ("width", True), ("lookups", True)]
-    columns += [("size", True), ("placed", False), ("gpus", False), ("time", True), ("why", False)]
+    why, gpus = reasons(found), found.plan.setting.gpus
+
+    def takes_s(x: Option) -> float:
+        return x.forward_s + x.backward_s
+
     alike: dict[object, list[Placement]] = {}
-    for p in ordered:
+    for p in sorted(found.plan.placements, key=lambda p: -takes_s(p.option) * p.option.parts):
         alike.setdefault((replace(p.table, name=""), p.option, p.on), []).append(p)
-    shown = [(some[0], len(some)) for some in alike.values()]
-    rows = [
+    shown = [(some[0].table, some[0], len(some)) for some in alike.values()]
+    more = f"and {len(shown) - MOST:,} more that cost less; --format json has all"
+    return Table(
+        shown,
         (
-            p.table.name if n == 1 else f"{p.table.name} x{n}",
-            *(f"{p.table.rows:,}", str(p.table.width)),
-            f"{p.table.lookups * p.table.features:g}",
-            quantity(p.table.nbytes, "bytes"),
-            f"{p.option.way} x{p.option.parts}" if p.option.parts > 1 else p.option.way,
-            _on(p, found.plan.setting.gpus),
-            quantity(p.option.forward_s + p.option.backward_s, "s"),
-            why[p.table.name],
-        )
-        for p, n in shown[:MOST]
-    ]
-    page.table(columns, rows, drop=("lookups", "width"))
-    if len(shown) > MOST:
-        page.line(f"and {len(shown) - MOST:,} more that cost less; --format json has all")
+            Column("table", text=lambda x: x[0].name if x[2] == 1 else f"{x[0].name} x{x[2]}"),
+            Column("rows", "count", value=lambda x: x[0].rows),
+            Column("width", "count", value=lambda x: x[0].width, drop=2),
+            Column("lookups", "count", text=lambda x: f"{x[0].lookups * x[0].features:g}", drop=1),
+            Column("size", "bytes", value=lambda x: x[0].nbytes),
+            Column("placed", text=lambda x: _way(x[1].option)),
+            Column("gpus", text=lambda x: _on(x[1], gpus)),
+            Column("time", "s", value=lambda x: takes_s(x[1].option)),
+            Column("why", value=lambda x: why[x[0].name]),
+        ),
+        top=MOST,
+        more=(more,) * (len(shown) > MOST),
+    )
+
+
+def _way(x: Option) -> str:
+    return f"{x.way} x{x.parts}" if x.parts > 1 else x.way
 
 
 def _on(p: Placement, gpus: int) -> str:
@@ -127,29 +139,22 @@ def _on(p: Placement, gpus: int) -> str:
     return ",".join(map(str, p.on[:4])) + (",.." if len(p.on) > 4 else "")
 
 
-def _gpus(page: Page, found: Found) -> None:
-    plan = found.plan
-    columns = [("gpu", True), ("tables", True), ("memory", True), ("room", True)]
-    columns += [("lookups", True), ("updates", True), ("sends", True)]
-    order = sorted(range(len(plan.loads)), key=lambda g: -_busy(found, g))
-    shown = sorted(order[:16])
-    rows = [
+def _gpus(found: Found) -> Table:
+    """What the busiest GPUs have."""
+    loads, room = found.plan.loads, found.plan.setting.memory_bytes
+    order = sorted(range(len(loads)), key=lambda g: -loads[g].forward_s - loads[g].backward_s)
+    shown = sorted(order[:BUSIEST])
+    held = {g: sum(g in p.on for p in found.plan.placements) for g in shown}
+    return Table(
+        [(g, loads[g]) for g in shown],
         (
-            str(g),
-            str(sum(g in p.on for p in plan.placements)),
-            quantity(load.memory_bytes, "bytes"),
-            percent(load.memory_bytes, plan.setting.memory_bytes),
-            quantity(load.forward_s, "s"),
-            quantity(load.backward_s, "s"),
-            quantity(load.sent_bytes, "bytes"),
-        )
-        for g, load in ((g, plan.loads[g]) for g in shown)
-    ]
-    page.table(columns, rows)
-    if len(order) > len(shown):
-        page.line(f"the {len(shown)} busiest of {len(order)} GPUs")
-
-
-def _busy(found: Found, g: int) -> float:
-    load = found.plan.loads[g]
-    return load.forward_s + load.backward_s
+            Column("gpu", "count", value=lambda x: x[0]),
+            Column("tables", "count", value=lambda x: held[x[0]]),
+            Column("memory", "bytes", value=lambda x: x[1].memory_bytes),
+            Column("room", "%", value=lambda x: share(x[1].memory_bytes, room)),
+            Column("lookups", "s", value=lambda x: x[1].forward_s),
+            Column("updates", "s", value=lambda x: x[1].backward_s),
+            Column("sends", "bytes", value=lambda x: x[1].sent_bytes),
+        ),
+        more=(f"the {len(shown)} busiest of {len(order)} GPUs",) * (len(order) > len(shown)),
+    )

@@ -1,42 +1,48 @@
-"""A step of a model over the ranks of a cluster: as a table for a terminal and as JSON."""
+"""A step of a model over the ranks of a cluster."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any, NamedTuple
 
-from gpuir.backends import structured
 from gpuir.backends.structured import record
-from gpuir.backends.terminal import Layout, Page, gains_text, to_fit_text, traffic
-from gpuir.report.units import percent, quantity, rate
+from gpuir.backends.terminal import gains_text, to_fit_text, traffic
+from gpuir.report.table import Column, Heading, Notes, Part, Report, Table, fields
+from gpuir.report.units import percent, quantity, rate, share
 from gpuir.simulate.memory import available_bytes
 from gpuir.simulate.microbatches import Task
-from gpuir.simulate.step import Part, Step
+from gpuir.simulate.step import Part as Ranks
+from gpuir.simulate.step import Step, Where
 from gpuir.targets.load import load_target
 from gpuir.targets.support import title_on
 
-SCHEMA = "gpuir.step/1"
 MOST_OWNERS = 5  # of the critical path, named in one line
 
 
-def json_text(s: Step, batch: int | None) -> str:
-    """`{"schema", "model", "cluster", "parallel", "time_s", ..., "parts": [...]}`."""
-    return structured.json_text(
-        SCHEMA,
-        **record(
-            s,
-            "model cluster target parallel time_s interval flops peak_flops_per_s mfu params "
-            "exposed_s idle_s assumed tp_shared",
-        ),
-        gains=[record(x, "cause gain_s") for x in s.gains],
-        fits=s.fits,
-        to_fit=[record(x, "change option spare_bytes") for x in s.to_fit],
+def step_report(s: Step, batch: int | None, path: bool = False) -> Report:
+    """What a step takes, what of it is computed, sent and waited for, what ranks hold; with `path`
+    also each turn of the chain that decides the end. Programs have a row for each kind of rank."""
+    return Report(
+        "gpuir.step/1",
+        lambda: _parts(s, batch, path),
+        lambda: _fields(s, batch),
+        lambda: [_kinds(s)],
+    )
+
+
+def _fields(s: Step, batch: int | None) -> dict[str, Any]:
+    names = "kernels_s traffic held_bytes available_bytes fits params"
+    return record(
+        s,
+        "model cluster target parallel time_s interval flops peak_flops_per_s mfu params "
+        "exposed_s idle_s assumed tp_shared gains fits to_fit",
         ranks=s.parallel.ranks,
         profile=s.profile.name,
         batch=batch,
         parts=[
             record(
                 part,
-                "kernels_s traffic held_bytes available_bytes fits params",
+                names,
                 gpus=[
                     record(x, "gpu first count", kernels_s=part.kernels_on[x.gpu])
                     for x in part.where
@@ -52,48 +58,60 @@ def json_text(s: Step, batch: int | None) -> str:
     )
 
 
-def report(s: Step, batch: int | None, layout: Layout, path: bool = False) -> str:
-    """What a step takes, what of it is computed, sent and waited for, what ranks hold; with `path`
-    also each turn of the chain that decides the end."""
-    page = Page(layout.width, layout.color)
+def _parts(s: Step, batch: int | None, path: bool) -> Iterator[Part]:
     gpus = f"{s.parallel.ranks:,} GPU{'s' * (s.parallel.ranks > 1)}"
     lacks = "" if s.fits else f"does not fit, {quantity(-s.spare_bytes, 'bytes')} short: "
-    page.heading(f"{lacks}{s.model} on {gpus} of {s.cluster} ({s.target})")
-    page.line()
-    for label, text in head(s, batch):
-        page.wrapped(label, text)
-    page.line()
+    yield Heading(f"{lacks}{s.model} on {gpus} of {s.cluster} ({s.target})")
+    yield Notes(list(head(s, batch)))
     if s.is_mixed:
-        page.table(KINDS, list(_kinds(s)), drop=("has", "weights", "of the step"))
-        page.line()
+        yield _kinds(s)
     if path:
-        page.table([("starts", True), ("takes", True), ("owner", False)], list(_turns(s)))
-        page.line()
-    for i, text in enumerate(s.assumed):
-        page.wrapped("" if i else "assumed", text)
-    return page.text()
+        starts, takes = (
+            Column(x, "s", value=lambda t, i=i: t[i]) for i, x in enumerate(("starts", "takes"))
+        )
+        yield Table(list(_turns(s)), (starts, takes, Column("owner", value=lambda t: t[2])))
+    if s.assumed:
+        yield Notes([("" if i else "assumed", text) for i, text in enumerate(s.assumed)])
 
 
-KINDS = (
-    *(("ranks", False), ("GPU", False), ("kernels", True), ("of the step", True)),
-    *(("weights", True), ("holds", True), ("has", True)),
-)
+class Kind(NamedTuple):
+    """Ranks of one part on one kind of GPU."""
+
+    part: Ranks
+    where: Where
+
+    @property
+    def kernels_s(self) -> float:
+        return self.part.kernels_on[self.where.gpu]
+
+    @property
+    def ranks(self) -> str:
+        first, count = self.where.first, self.where.count
+        return f"{first} to {first + count - 1}" if count > 1 else str(first)
+
+    @property
+    def available_bytes(self) -> int:
+        return available_bytes(load_target(self.where.gpu))
 
 
-def _kinds(s: Step) -> Iterator[tuple[str, ...]]:
+def _kinds(s: Step) -> Table:
     """Which ranks have which GPU, how long their kernels take there, and what they hold."""
-    for part in s.parts:
-        for x in part.where:
-            kernels_s = part.kernels_on[x.gpu]
-            yield (
-                f"{x.first} to {x.first + x.count - 1}" if x.count > 1 else str(x.first),
-                x.gpu,
-                quantity(kernels_s, "s"),
-                percent(kernels_s, s.time_s),
-                f"{part.params:,}",
-                quantity(part.held_bytes, "bytes"),
-                quantity(available_bytes(load_target(x.gpu)), "bytes"),
-            )
+    names = "model cluster time_s mfu exposed_s idle_s"
+    return Table(
+        [Kind(part, x) for part in s.parts for x in part.where],
+        (
+            Column("ranks", "", "ranks"),
+            *fields("first count", "where"),
+            Column("GPU", "", "gpu", "where.gpu"),
+            Column("kernels", "s", "kernels_s"),
+            Column("of the step", "%", "", lambda x: share(x.kernels_s, s.time_s), drop=3),
+            Column("weights", "count", "params", "part.params", drop=2),
+            Column("holds", "bytes", "held_bytes", "part.held_bytes"),
+            Column("has", "bytes", "available_bytes", drop=1),
+            *fields("fits", "part"),
+        ),
+        record(s, names, parallel=str(s.parallel), profile=s.profile.name),
+    )
 
 
 def head(s: Step, batch: int | None) -> Iterator[tuple[str, str]]:
@@ -184,7 +202,7 @@ def _path(s: Step) -> str:
     return f"{shown}; others {quantity(more, 's')}" if more else shown
 
 
-def _turns(s: Step) -> Iterator[list[str]]:
+def _turns(s: Step) -> list[tuple[float, float, str]]:
     """Links of one owner that follow each other, as one."""
     turns: list[tuple[float, float, str]] = []
     for start, time, owner in _links(s):
@@ -192,11 +210,10 @@ def _turns(s: Step) -> Iterator[list[str]]:
             turns[-1] = turns[-1][0], turns[-1][1] + time, owner
         else:
             turns.append((start, time, owner))
-    for start, time, owner in turns:
-        yield [quantity(start, "s"), quantity(time, "s"), owner]
+    return turns
 
 
-def memory(part: Part) -> str:
+def memory(part: Ranks) -> str:
     """`29.4 GB of a rank, 54.6 GB to spare; weights 1.2 GB, ...`."""
     held = sorted(part.holds, key=lambda pair: -pair[1])
     parts = ", ".join(f"{kind} {quantity(n, 'bytes')}" for kind, n in held if n)

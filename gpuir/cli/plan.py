@@ -12,8 +12,8 @@ from gpuir.cli import options
 from gpuir.cli.kept import decides, earlier
 from gpuir.cli.lowering import once
 from gpuir.cli.modules import load_modules
-from gpuir.cli.output import check_ahead, emit, layout, note, warn
-from gpuir.cli.simulate import few_cut
+from gpuir.cli.output import check_ahead, emit, note, show, warn
+from gpuir.cli.simulate import PLANS, few_cut
 
 if TYPE_CHECKING:
     from gpuir.ir.graph import Graph
@@ -72,12 +72,7 @@ DEGREES = Numbers()
     "--resume", type=click.Path(), help="Keep what is simulated in this file, and go on from it."
 )
 @options.price
-@click.option(
-    "--format",
-    default="table",
-    show_default=True,
-    help="table, json; of the best plan: plan, pytorch, megatron, deepspeed.",
-)
+@options.formats(*PLANS, help="The last four are the best plan: as JSON, and for who runs it.")
 @options.loading
 @options.profile
 @options.predictor
@@ -96,7 +91,7 @@ def command(**given: Any) -> None:
         --optimizer adamw --autocast bf16 --resume plan.db
     gpuir plan model.onnx --cluster dgx-a100 --dims batch=64 --train --optimizer adamw
     """
-    from gpuir.backends.plan import chosen, forms, json_text, report
+    from gpuir.backends.plan import Search, chosen, plan_report
     from gpuir.ir.phases import is_training
     from gpuir.plan.degrees import choices_of, left_out
     from gpuir.plan.parallel import search, written
@@ -105,7 +100,6 @@ def command(**given: Any) -> None:
 
     for name in ("output", "resume"):
         check_ahead(given[name])
-    forms(given["format"])
     machine = load_cluster(given["cluster"])
     price = _price(machine, _prices(given, machine))
     warnings: list[str] = []
@@ -146,15 +140,11 @@ def command(**given: Any) -> None:
     warnings += [few_cut(tp, x) for tp, x in sorted(little.items()) if x and x.is_little]
     for text in warnings:
         warn(text)
-    title = f"{whole.name} on {machine.gpus:,} GPUs of {machine.name}"
-    if given["format"] == "json":
-        emit(json_text(found, model, machine, price, whole.name), given["output"])
-    elif given["format"] == "table":
-        shape = layout(given["width"], given["output"])
-        emit(report(found, model, title, price, given["best"], shape), given["output"])
-    else:
+    if given["format"] in PLANS:
         text = chosen(found, given["format"], model.batch, whole.name, machine.name)
         emit(text, given["output"])
+    else:
+        show(plan_report(Search(found, model, whole.name, machine, price), given["best"]), given)
 
 
 def _no_zero(stages: tuple[int, ...] | None) -> None:

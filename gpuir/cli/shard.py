@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from gpuir.cli import options
-from gpuir.cli.output import check_ahead, emit, layout
+from gpuir.cli.output import check_ahead, show
 
 if TYPE_CHECKING:
     from gpuir.plan.sharding import Found, Way
@@ -36,9 +36,7 @@ OPTIMIZERS = ("sgd", "rowwise-adagrad", "adagrad", "adam")
     "--seconds", type=options.Finite(0, 3600), default=20.0, show_default=True,
     help="For the exact solver; 0 leaves it out.",
 )  # fmt: skip
-@click.option(
-    "--format", "format", type=click.Choice(["table", "json"]), default="table", show_default=True
-)
+@options.formats()
 @options.width
 @options.output
 def command(tables: str, cluster: str, **given: Any) -> None:
@@ -51,7 +49,7 @@ def command(tables: str, cluster: str, **given: Any) -> None:
     gpuir shard tables.json --cluster dgx-a100
     gpuir shard tables.csv --cluster 16xh100-sxm --cut table,row --format json -o plan.json
     """
-    from gpuir.backends import sharding as shown
+    from gpuir.backends.sharding import sharding_report
     from gpuir.plan.exchange import collective_of
     from gpuir.plan.sharding import Setting
     from gpuir.plan.tables import read_tables
@@ -77,18 +75,13 @@ def command(tables: str, cluster: str, **given: Any) -> None:
         "optimizer": None if given["inference"] else given["optimizer"],
         "memory_bytes_a_gpu": setting.memory_bytes,
     }
-    if given["format"] == "json":
-        emit(shown.json_text(found, head), given["output"])
-        return
     title = f"{tables}: {len(found_tables):,} tables on {machine.name}, batch {given['batch']:,}"
     notes = [
         f"tables may take {given['memory']:.0%} of a GPU's memory (--memory)",
         *machine.assumed,
         *_assumed(found),
     ]
-    emit(
-        shown.report(found, title, notes, layout(given["width"], given["output"])), given["output"]
-    )
+    show(sharding_report(found, head, title, notes), given)
 
 
 def _ways(text: str | None) -> tuple[Way, ...]:

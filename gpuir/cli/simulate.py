@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any, get_args
 
 import click
 
+from gpuir.backends.table import FORMATS
 from gpuir.cli import options
 from gpuir.cli.lowering import once
 from gpuir.cli.modules import load_modules
-from gpuir.cli.output import emit, layout, warn
+from gpuir.cli.output import emit, layout, show, warn
 from gpuir.simulate.parallel import ContextExchange, PipelineSchedule
 
 if TYPE_CHECKING:
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
 
 DEGREE = click.IntRange(1, 1 << 20)
 PLANS = ("plan", "pytorch", "megatron", "deepspeed")
-FORMATS = ("table", "json", "trace", "chakra", *PLANS)
 
 
 @click.command()
@@ -62,11 +62,8 @@ FORMATS = ("table", "json", "trace", "chakra", *PLANS)
     help="A rank whose kernels take so many times as long: a straggler.",
 )
 @click.option("--critical-path", is_flag=True, help="List what decides the end, and whose it is.")
-@click.option(
-    "--format",
-    type=click.Choice(FORMATS),
-    default="table",
-    show_default=True,
+@options.formats(
+    *("trace", "chakra", *PLANS),
     help="Of the result; chakra is a folder. The last four are the plan: as JSON, and for who runs "
     "it.",
 )
@@ -102,7 +99,7 @@ def command(**given: Any) -> None:
         warnings.append(few_cut(step.parallel.tp, step.tp_shared))
     for warning in warnings:
         warn(warning)
-    if given["format"] in ("table", "json"):
+    if given["format"] in FORMATS:
         step = step_fixes(step, given, lambda other: _step(other, loaded, lambda _: None))
     _show(step, given)
 
@@ -143,27 +140,22 @@ def _step(given: dict[str, Any], loaded: Loaded, say: Callable[[str], None]) -> 
 
 
 def _show(step: Step, given: dict[str, Any]) -> None:
-    from gpuir.backends.steps import json_text, report
+    from gpuir.backends.steps import step_report
 
-    batch = options.batch(given["dims"])
-    if given["format"] == "json":
-        emit(json_text(step, batch), given["output"])
-        return
-    if given["format"] in PLANS:
-        emit(_planned(given["format"], step, batch), given["output"])
-        return
-    if given["format"] == "chakra":
+    batch, form = options.batch(given["dims"]), given["format"]
+    if form in FORMATS:
+        show(step_report(step, batch, given["critical_path"]), given)
+    elif form in PLANS:
+        emit(_planned(form, step, batch), given["output"])
+    elif form == "chakra":
         from gpuir.backends.chakra.traces import step_traces
 
         emit(step_traces(step), given["output"])
-        return
-    shape = replace(layout(given["width"], given["output"]), file=given["output"] or "")
-    if given["format"] == "trace":
+    else:
         from gpuir.backends.step_trace import step_trace
 
+        shape = replace(layout(given["width"], given["output"]), file=given["output"] or "")
         emit(step_trace(step, shape), given["output"])
-        return
-    emit(report(step, batch, shape, given["critical_path"]), given["output"])
 
 
 def few_cut(tp: int, shared: Shared) -> str:

@@ -21,8 +21,8 @@ class Column:
     `title` stands above it for people; None: only programs have it. `unit` is what
     `gpuir.report.units.in_unit` takes; words have none, and are set to the left. `field` is its
     name in JSON, CSV and Parquet, where values are in SI units; empty: only people have it. `value`
-    reads a row; without it the row's attribute `field` is read. `text` is the cell for people where
-    it is not the value in its unit.
+    reads a row, or is an attribute's path, which without it is `field`. `text` is the cell for
+    people where it is not the value in its unit.
 
     On a line too short for all columns, those with the lowest `drop` go first; 0 never goes. The
     last column keeps `least` characters as long as others may go. A cell that is too long loses its
@@ -33,7 +33,7 @@ class Column:
     title: str | None = None
     unit: str = ""
     field: str = ""
-    value: Callable[[Any], Any] | None = None
+    value: Callable[[Any], Any] | str = ""
     text: Callable[[Any], str] | None = None
     _: KW_ONLY
     digits: int = 3
@@ -45,7 +45,8 @@ class Column:
 
     def of(self, row: Any) -> Any:
         """The value for programs."""
-        return self.value(row) if self.value else attrgetter(self.field)(row)
+        value = self.value or self.field
+        return attrgetter(value)(row) if isinstance(value, str) else value(row)
 
     def cell(self, row: Any) -> str:
         """The text for people."""
@@ -57,10 +58,7 @@ class Column:
 
 def fields(names: str, of: str = "") -> tuple[Column, ...]:
     """Columns that only programs have: attributes of the row, or of its part `of`."""
-    return tuple(
-        Column(field=name, value=attrgetter(f"{of}.{name}" if of else name))
-        for name in names.split()
-    )
+    return tuple(Column(field=name, value=f"{of}.{name}" if of else name) for name in names.split())
 
 
 @dataclass(frozen=True)

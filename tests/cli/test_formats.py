@@ -17,6 +17,8 @@ pytestmark = pytest.mark.slow
 
 ENCODER = str(Path(__file__).parents[1] / "small_encoder.onnx")
 SHORT = ("--dims", "batch=2,seq=32", "--target", "a100")
+TABLES = "name,rows,width,dtype,lookups\na,1000,64,f32,10\nb,5000000,32,f32,1\n"
+MIXED = "2xl40s+2xa40"
 DIFF = ("diff", ENCODER, ENCODER, *SHORT, "--budget", "latency=+1%")
 COMMANDS = {  # and a field that tells its rows apart
     ("analyze", ENCODER, "--dims", "seq=32", "--target", "a100", "--crossover", "batch"): "value",
@@ -35,6 +37,9 @@ COMMANDS = {  # and a field that tells its rows apart
     ("sweep", ENCODER, *SHORT[2:], "--batch", "1,2", "--dims", "seq=32"): "batch",
     ("advise", ENCODER, *SHORT, "--only", "stack,batch"): "change",
     DIFF: "layer",
+    ("simulate", ENCODER, *SHORT[:2], "--cluster", MIXED, "--dp", "2", "--tp", "2"): "gpu",
+    ("plan", ENCODER, *SHORT[:2], "--cluster", "2xl40s", "--tp", "1,2", "--train"): "tp",
+    ("shard", "tables.csv", "--cluster", "2xl40s", "--seconds", "0"): "name",
 }
 
 
@@ -46,7 +51,11 @@ def written(command: tuple[str, ...], form: str, folder: Path) -> bytes:
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command[0])
-def test_every_format_has_the_answer(command: tuple[str, ...], tmp_path: Path):
+def test_every_format_has_the_answer(
+    command: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(tmp_path)
+    Path("tables.csv").write_text(TABLES)
     made = {form: written(command, form, tmp_path) for form in FORMATS}
     field = COMMANDS[command]
     rows = list(csv.DictReader(StringIO(made["csv"].decode())))
