@@ -14,6 +14,7 @@ from typing import Any
 
 import gpuir
 from gpuir.analysis import run_alone
+from gpuir.cost.nest import board_watts
 from gpuir.cost.power import bend, drawn
 from gpuir.cost.reading import work_of
 from gpuir.cost.tile import cost_of, predict
@@ -22,7 +23,7 @@ from gpuir.ir.graph import Graph, Node
 from gpuir.ir.notes import Tile
 from gpuir.ir.types import DTYPES
 from gpuir.ops import kernel as k
-from gpuir.plan.mig.workloads import Alone, DoesNotFit, Part, Setting, Workload, board_watts
+from gpuir.plan.mig.workloads import Alone, DoesNotFit, Part, Setting, Workload
 from gpuir.simulate.sharing import Common, Load, Mode, Tenant, simulate, speeds
 from gpuir.targets.load import load_target
 from gpuir.targets.target import Target

@@ -27,8 +27,17 @@ from dataclasses import dataclass
 from typing import Any
 
 from gpuir.cost import power
+from gpuir.cost.data import of_isa, table
 from gpuir.cost.family import Family, Terms
-from gpuir.cost.nest import OWN_REGISTERS, Tiles, has_clusters, is_partitioned, peak_of, takes_three
+from gpuir.cost.nest import (
+    OWN_REGISTERS,
+    Tiles,
+    board_watts,
+    has_clusters,
+    is_partitioned,
+    peak_of,
+    takes_three,
+)
 from gpuir.cost.sheet import Factor, Number, Sheet
 from gpuir.cost.strips import (
     SEGMENTS,
@@ -54,11 +63,6 @@ from gpuir.cost.work import Work
 from gpuir.ir.types import f32
 from gpuir.targets.target import Target
 
-# Exponentials an SM gives a clock: 16 (CUDA C++ Programming Guide, arithmetic throughput, special
-# functions), twice as many on Blackwell Ultra, sm_103 (NVIDIA technical blog "Inside NVIDIA
-# Blackwell Ultra", 2025: attention-layer instructions at double rate).
-EXPONENTIALS = 16.0
-EXPONENTIALS_OF = {"sm_103": 32.0}
 BANK_BYTES = 128.0  # that shared memory gives a clock: 32 banks of 4 bytes, the same guide
 SYNC_FLOPS = 2048.0  # a clock of an SM by `mma.sync` on sm_10x: assumed Ampere's, and so seen
 # In f32, by three products in TF32: a warp takes apart what its cells of `WARP` rows and columns
@@ -77,9 +81,6 @@ LANE_BLOCKS = 3.0  # of TensorRT-LLM's without matrix instructions, that an SM h
 WARP_ROWS = 16.0  # that a warp has at least: of a matrix instruction, PTX ISA, mma.sync
 MATRIX_HEAD = 16.0  # cells that a matrix instruction takes of a head at once: PTX ISA, mma.sync
 
-# What a cache in the L2 is read at, bytes an SM and clock: 16-byte loads of A100 (2007.9 by 108),
-# RTX 4090 (1708.0 by 128) and H800 PCIe (3942.4 by 114), Luo et al., arXiv 2402.13499, throughput.
-L2_BYTES = {"sm_80": 18.59, "sm_89": 13.34, "sm_90": 34.58}
 # Of the L2, by how much more than it keeps a call reads until nothing of it is found again: caches
 # that are walked in order, and replace what was used least lately, lose all at once. Assumed.
 LOST = 0.25
@@ -102,76 +103,7 @@ FRAGMENT_CELLS = 4.0  # of a key or value whose sixteens, of 2 bytes, are a regi
 # FlashAttention-2, 2023, section 4.1), whose like xFormers' kernel is. Assumed of all GPUs.
 EFFICIENT_SHARE = 0.59
 
-FACTORS = (
-    Factor("compute share", 0.85, 0.3, 1.0, 0.08, "of the listed tensor rate, in the inner loop"),
-    Factor("softmax ops", 1.5, 0.0, 20.0, 0.0, "lane instructions a score besides the exponential"),
-    Factor("narrow ops", 1.0, 0.0, 40.0, 0.0, "lane instructions more to round a score to 8 bits"),
-    Factor(
-        "narrow layout ops",
-        5.0,
-        0.0,
-        40.0,
-        0.0,
-        "the same on sm_90 for the layout that its 8-bit products want: FlashAttention-3, 3.3",
-    ),
-    Factor("overlap", 0.5, 0.0, 1.0, 0.0, "of the shorter of products and softmax hidden"),
-    Factor("dram share", 0.86, 0.4, 1.0, 0.08, "of the listed DRAM bandwidth"),
-    Factor("l2 share", 0.64, 0.1, 1.5, 0.15, "of the listed L2 bandwidth"),
-    Factor("l2 found", 0.7, 0.4, 1.1, 0.0, "of an L2 in two parts, what a call finds again"),
-    Factor("sm bytes", 32.0, 8.0, 128.0, 0.0, "bytes a clock that one SM draws from the L2"),
-    Factor("block start", 5000.0, 200.0, 30000.0, 0.15, "clocks from a block's start to its loop"),
-    Factor("head start", 8.0, 0.0, 60.0, 0.0, "clocks more of a block's start, a cell of its head"),
-    Factor(
-        "small start",
-        0.5,
-        0.1,
-        1.5,
-        0.0,
-        "times block start, of tiles of few rows from sm_90 on: one begins while another ends",
-    ),
-    Factor("lane start", 1.4, 0.1, 3.0, 0.0, "times block start, without matrix instructions"),
-    Factor("xqa start", 1.2, 0.5, 3.0, 0.0, "XQA: times block start"),
-    Factor("step wait", 600.0, 100.0, 10000.0, 0.0, "clocks of a step that only waits for loads"),
-    Factor("unhidden", 0.4, 0.0, 1.0, 0.0, "of the shorter of arithmetic and memory"),
-    Factor("sync unhidden", 0.12, 0.0, 1.0, 0.0, "the same before sm_90"),
-    Factor(
-        "cache unhidden", 0.25, 0.0, 1.0, 0.0, "the same of one query where loads are asynchronous"
-    ),
-    Factor("op start", 3.5e-06, 1e-7, 2e-5, 0.2, "seconds that a call takes besides its blocks"),
-    Factor("cache op start", 3e-06, 1e-7, 2e-5, 0.2, "the same of one query on a cache"),
-    Factor("sync op start", 4000.0, 200.0, 30000.0, 0.2, "clocks, before sm_90: instead of these"),
-    Factor("sync cache op start", 5500.0, 200.0, 30000.0, 0.2, "the same of one query on a cache"),
-    Factor("combine start", 3e-06, 1e-7, 2e-5, 0.2, "seconds to combine the parts of a split walk"),
-    Factor("inner combine", 1.5e-06, 1e-7, 1e-5, 0.0, "the same within the kernel"),
-    Factor(
-        "trtllm append start", 1.5e-06, 1e-8, 2e-5, 0.0, "TensorRT-LLM: instead of append start"
-    ),
-    Factor("append start", 2e-06, 1e-8, 2e-5, 0.2, "seconds to write the cache in the same call"),
-    Factor("sync append start", 3800.0, 20.0, 30000.0, 0.2, "clocks of it, before sm_90"),
-    Factor("query copies", 0.4, 0.0, 4.0, 0.0, "times queries are moved before, beside the cache"),
-    Factor("triton compute", 0.12, 0.05, 1.2, 0.0, "Triton from sm_90 on: times compute share"),
-    Factor("triton sync", 0.8, 0.05, 1.2, 0.0, "the same before, of instructions that all use"),
-    Factor("triton start", 0.8, 0.3, 4.0, 0.0, "Triton: times block start"),
-    Factor("triton cells", 4.0, 1.0, 64.0, 0.0, "Triton: of a cache, that a block takes a clock"),
-    Factor(
-        "triton block", 6000.0, 200.0, 20000.0, 0.0, "Triton: clocks of a block that sums parts"
-    ),
-    Factor("triton skipped", 0.75, 0.0, 1.0, 0.0, "Triton: of a step that a window hides"),
-    Factor("trtllm compute", 0.83, 0.5, 1.2, 0.0, "TensorRT-LLM: times compute share"),
-    Factor(
-        "staged bytes",
-        22.0,
-        4.0,
-        128.0,
-        0.0,
-        "a clock, loads that nothing hides: FlashInfer, TensorRT-LLM before sm_90",
-    ),
-    Factor("trtllm spilled", 0.04, 0.0, 0.1, 0.0, "of the products, for each register spilled"),
-    Factor("trtllm query copies", 3.0, 0.0, 6.0, 0.0, "TensorRT-LLM: instead of query copies"),
-    Factor("trtllm start", 1.2, 0.3, 4.0, 0.0, "TensorRT-LLM: times block start, many queries"),
-    Factor("trtllm op start", 1.8, 0.3, 4.0, 0.0, "TensorRT-LLM: times op start"),
-    Factor("triton op start", 1.0, 0.3, 4.0, 0.0, "Triton: times op start"),
-)
+FACTORS = table("factors/attention", Factor)
 
 
 @dataclass(frozen=True)
@@ -359,7 +291,7 @@ def _step_s(
     turns = p["overlap"] * xp.where(rows > STRIP, 1.0, xp.where(resident > 1, 1.0, 0.0))
     product_s = s.put("products of a step", product_s + (1 - turns) * bank_s + fetched_s, "s")
     lanes = target.peak("vector", f32) / target.sm.flops_per_lane_clock / sms
-    exponentials = EXPONENTIALS_OF.get(target.isa, EXPONENTIALS) * target.clock_hz
+    exponentials = of_isa("exponentials", target.isa) * target.clock_hz
     each = p["softmax ops"]
     if work.dtype.bits < 16:
         each = each + p["narrow ops"]
@@ -403,9 +335,9 @@ def _slower(s: Sheet, work: Work, target: Target, run_s: Number) -> Number:
         return 1.0
     if target.tdp_w is None:
         return 1.0
-    lane, matrix = power.JOULES.get(target.isa, power.OTHER_JOULES)
-    joules = matrix * work.dtype.bits / 16 * work.products * work.density + lane * work.lane_ops
-    excess = joules / run_s / (target.tdp_w * (1 - power.IDLE_SHARE))
+    joules = power.matrix_j(target, work.dtype.bits) * work.products * work.density
+    joules = joules + power.lane_j(target, 32) * work.lane_ops
+    excess = joules / run_s / board_watts(target)
     slower = 1.0 + (s.xp.maximum(excess, 1.0) - 1.0) * run_s / (run_s + SETTLE_S)
     return s.put("slower for lack of power", slower, "", "once the kernel outlasts SETTLE_S")
 
@@ -476,7 +408,7 @@ def _memory_s(
     partial = xp.where(tiles.split > 1, 8.0 * tiles.split * work.output_points, 0.0)
     again = w.strips * w.keys / xp.maximum(xp.minimum(work.extents["d"], w.keys * w.strips), 1.0)
     l2_bytes = s.put("l2 bytes", nbytes + (k + v) * (xp.maximum(again, 1.0) - 1) + partial, "bytes")
-    drawn = w.blocks * L2_BYTES.get(target.isa, p["sm bytes"]) * target.clock_hz
+    drawn = w.blocks * (of_isa("cached_bytes", target.isa) or p["sm bytes"]) * target.clock_hz
     l2_s = s.put("l2 time", l2_bytes / xp.minimum(_l2_rate(s, target, p), drawn), "s")
     return s.put("memory", xp.maximum(dram_s, l2_s), "s"), missed
 
@@ -503,9 +435,8 @@ def _again(
 def _l2_rate(s: Sheet, target: Target, p: Mapping[str, Number]) -> Number:
     """Bytes a second of the L2: a share of the listed rate, and no more than was measured."""
     rate = target.l2_bytes_per_s * p["l2 share"]
-    if target.isa not in L2_BYTES:
-        return rate
-    return s.xp.minimum(rate, L2_BYTES[target.isa] * target.sms * target.clock_hz)
+    measured = of_isa("cached_bytes", target.isa)
+    return s.xp.minimum(rate, measured * target.sms * target.clock_hz) if measured else rate
 
 
 def _put_features(s: Sheet, work: Work, target: Target, w: Walk) -> None:

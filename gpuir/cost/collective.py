@@ -18,6 +18,7 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 
+from gpuir.cost.data import of_isa, table
 from gpuir.cost.kriging import Curve, Field, read_weights
 from gpuir.cost.sheet import Number, Sheet
 from gpuir.ir.errors import TargetError
@@ -34,8 +35,6 @@ CLOCK_HZ = 1.98e9  # of H100: latencies go with the clock from there
 NVLS_RANKS = 5  # stas00/ml-engineering, network: all-reduces of 4 GPUs are rings, those of 5 NVLS
 # GPUs that run each other's code of one family: PTX ISA, family-specific targets (sm_100f)
 FAMILIES = {"sm_103": "sm_100", "sm_121": "sm_120"}
-# What NVLS has of a link's rate: NVIDIA/nccl src/graph/tuning.cc, nvlsEfficiency
-IN_SWITCH = {"sm_90": 0.85, "sm_100": 0.74}
 NOT_IN_SWITCH = 8  # bits: multimem instructions add up floats of 16 bits and more
 
 
@@ -268,7 +267,7 @@ def _group(kind: str, n: int, near: int, nodes: int, level: Level, c: Cluster) -
 
 
 def _share(c: Cluster) -> float:
-    return IN_SWITCH.get(family(c.target.isa), IN_SWITCH["sm_100"])
+    return of_isa("nvls_share", family(c.target.isa))
 
 
 def family(isa: str) -> str:
@@ -295,48 +294,19 @@ class Way:
         return self.start + self.hops + self.ramp + self.transfer
 
 
-# Where fitting starts. Seconds end in _s; all else has no dimension.
-FACTORS: Mapping[str, float] = {
-    "loop start_s": 3.5e-6,
-    "trace start_s": 3.5e-6,
-    "graph start_s": 3.5e-6,
-    "eager floor_s": 42e-6,
-    "eager copy": 2.4,
-    "all_reduce start": 1.0,
-    "pairs start": 1.3,
-    "LL hop": 1.0,
-    "LL128 hop": 1.5,
-    "Simple hop": 3.0,
-    "LL128 start_s": 0.5e-6,
-    "Simple start_s": 4e-6,
-    "pairs start_s": 4e-6,
-    "LL rate": 0.25,
-    "LL128 rate": 0.6,
-    "Simple rate": 0.85,
-    "own share": 0.4,
-    "pairs rate": 0.8,
-    "send rate": 0.8,
-    "ramp": 3.0,
-    "NVLS start_s": 12e-6,
-    "NVLS rate": 0.75,  # of the architecture's share
-    "PCIe rate": 0.76,  # 12 of 15.75 GB/s, third generation: NVIDIA/nccl src/graph/topo.h, PCI_BW
-    "host rate": 0.6,
-    "one-shot rate": 0.4,
-    "two-shot start_s": 4e-6,
-    "two-shot rate": 0.65,
-    "fallback start_s": 8e-6,
-}
-# What the fit may not move: four nodes of eight B200 reached 382 of 400 GB/s
-# (stas00/ml-engineering, commit 744d01e, network).
-# Of the two machines of L40S in the tables one falls with the power 1.8 of its ranks and the other
-# not at all: the mean, since nothing says which of them another is. A profile's floor is between
-# the modes of 5 and of 30 to 60 us in which small all-reduces come there.
-FIXED: Mapping[str, float] = {
-    "rail rate": 0.95,
-    "far hop": 1.0,
-    "host crowd": 0.9,
-    "trace floor_s": 20e-6,
-}
+@dataclass(frozen=True)
+class CollectiveFactor:
+    """A factor of the formulas: a row of data/collective_factors.csv."""
+
+    name: str
+    value: float
+    fixed: int
+    source: str
+
+
+_STARTS = table("collective_factors", CollectiveFactor)
+FACTORS = {f.name: f.value for f in _STARTS if not f.fixed}  # where fitting starts
+FIXED = {f.name: f.value for f in _STARTS if f.fixed}  # what it may not move
 
 
 def ways(

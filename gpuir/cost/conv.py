@@ -18,27 +18,21 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from gpuir.cost.data import table, tiles_of
 from gpuir.cost.family import Family, Terms, fastest
 from gpuir.cost.nest import Tiles
-from gpuir.cost.power import JOULES, OTHER_JOULES
+from gpuir.cost.power import lane_j
 from gpuir.cost.sheet import Factor, Number, Sheet
 from gpuir.cost.stream import slots
 from gpuir.cost.work import ConvShape, Work
 from gpuir.ir.types import f32
 from gpuir.targets.target import Target
 
-# Tiles of implicit GEMM: cells of the output (of all images) by filters. As in the kernels' names.
-TILES = ((128.0, 64.0), (128.0, 128.0), (128.0, 32.0))
-
-# Of F(2x2, 3x3): images, and tiles of 2 x 2 outputs down and across, that a block takes: 32 tiles.
-# From the kernels' names and grids; it takes 32 filters at a time.
-PATCHES = ((1, 4, 8), (2, 2, 8), (2, 4, 4), (4, 1, 8), (4, 2, 4), (4, 4, 2))
 FILTERS = 32.0
 
 # Tiles of the batched GEMM of F(4x4, 3x3): tiles of 4 x 4 outputs by filters, as in the names. The
 # images are filled up to a multiple, as the grids show.
 IMAGES = 16.0
-BATCHED = ((32.0, 128.0), (64.0, 64.0), (128.0, 64.0))
 
 FEWEST = 36 / 144  # products that F(4x4, 3x3) has, of those of the windows
 
@@ -55,28 +49,7 @@ ATEN_SLOTS = (9.0, 15.0)
 ATEN_GRADIENT_SLOTS = 2.0
 ATEN_WEIGHT_SLOTS = 35.0
 
-# Fitted on the NeuSight conv table, where not assumed, and held near what rows of more than half a
-# millisecond give: shorter ones measure the host.
-FACTORS = (
-    Factor("compute share", 0.873, 0.82, 0.95, 0.1, "of the listed lane rate, in the inner loop"),
-    Factor("joules", 1.03, 0.8, 1.25, 0.1, "of those that cost.power has for a flop"),
-    Factor("idle", 0.225, 0.225, 0.225, 0.0, "of the board's power, spent on the rest"),
-    Factor("bend", 0.433, 0.35, 0.5, 0.0, "exponent of time over excess power"),
-    Factor("load slots", 0.5, 0.0, 5.0, 0.0, "issue slots to bring an operand cell into a tile"),
-    Factor("fused slots", 0.06, 0.0, 0.15, 0.0, "F(2x2): of a product's slots, transforming"),
-    Factor(
-        "start implicit gemm", 1200.0, 200.0, 3000.0, 0.1, "clocks of a tile besides its products"
-    ),
-    Factor("start winograd 2x2", 9500.0, 8000.0, 12000.0, 0.1, "the same of F(2x2)"),
-    Factor("start winograd 4x4", 1900.0, 500.0, 4000.0, 0.1, "the same of the GEMM of F(4x4)"),
-    Factor("tail", 0.95, 0.95, 0.95, 0.0, "of the last wave's idle time, lost"),
-    Factor("dram share", 0.537, 0.3, 1.0, 0.1, "of the listed DRAM bandwidth"),
-    Factor("pass share", 0.863, 0.4, 1.5, 0.1, "of the listed DRAM bandwidth, in transforms"),
-    Factor("filter share", 0.275, 0.2, 0.4, 0.1, "the same, where filters are transformed"),
-    Factor("overlap", 0.449, 0.1, 0.9, 0.0, "of the shorter of compute and memory, not hidden"),
-    Factor("start", 3e-6, 1e-6, 6e-6, 0.1, "seconds for each kernel of a convolution; assumed"),
-    Factor("direct dram share", 0.85, 0.85, 0.85, 0.0, "of the bandwidth, of depthwise ones"),
-)
+FACTORS = table("factors/conv", Factor)
 
 
 class Way(NamedTuple):
@@ -138,8 +111,7 @@ def _slower(
     the `run_s` of a convolution."""
     if target.tdp_w is None:
         return 1.0
-    joules = JOULES.get(target.isa, OTHER_JOULES)[0] * max(bits, 16) / 32
-    joules = s.put("energy of a flop", joules, "J", "cost.power.JOULES")
+    joules = s.put("energy of a flop", lane_j(target, bits), "J", "cost.power.lane_j")
     run_s = s.put("time at the full clock", run_s, "s")
     watts = s.put("power wanted", flops * p["joules"] * joules / run_s, "W")
     return s.xp.maximum(1.0, watts / (target.tdp_w * (1 - p["idle"]))) ** p["bend"]
@@ -233,7 +205,7 @@ def _fused(s: Sheet, work: Work, target: Target, p: Mapping[str, Number], rate: 
     b, m, n, channels, images = _shape(s, work)
     side = xp.sqrt(m / images)
     patches: Any = None
-    for count, down, across in PATCHES:
+    for count, down, across in tiles_of("winograd 2x2"):
         found = xp.ceil(images / count) * xp.ceil(side / (2 * down)) * xp.ceil(side / (2 * across))
         patches = found if patches is None else xp.minimum(patches, found)
     blocks = b * patches * xp.ceil(n / FILTERS)
@@ -253,7 +225,7 @@ def _passes(s: Sheet, work: Work, target: Target, p: Mapping[str, Number], rate:
     side = xp.sqrt(m / images)
     spots = IMAGES * xp.ceil(images / IMAGES) * xp.ceil(side / 4) ** 2
     compute: Any = None
-    for tm, tn in BATCHED:
+    for _, tm, tn in tiles_of("winograd 4x4"):
         count = 36 * b * xp.ceil(spots / tm) * xp.ceil(n / tn)
         products = _products(target, p, rate, tm, tn, channels)
         found = _gemm(s, target, p, "winograd 4x4", count, products)
@@ -293,7 +265,7 @@ def _way(
 
 def candidates(work: Work, target: Target) -> Tiles:
     """The tiles of implicit GEMM, whose k goes in steps of 8."""
-    m, n = np.array(TILES).T
+    _, m, n = np.array(tiles_of("implicit gemm"), float).T
     return Tiles({"b": 1.0, "m": m, "n": n, "k": 8.0}, 2.0, 4.0)
 
 

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from gpuir.cost.data import table
 from gpuir.cost.family import Family, Terms
 from gpuir.cost.lanes import OWN_LANE_OPS
 from gpuir.cost.nest import Tiles
@@ -77,18 +78,7 @@ USED_LANES = 16
 # Of the f32 rate, products in a narrow dtype that a CPU has no instructions for: measured.
 SOFTWARE = 0.3
 
-_MEASURED = "measured on a core of an AMD EPYC (Zen 5) under PyTorch 2.13"
-FACTORS = (
-    Factor("product share", 0.88, 0.05, 3.0, 0.3, f"of 256 bits' rate, f32 products; {_MEASURED}"),
-    Factor("narrow product share", 0.75, 0.05, 1.0, 0.3, f"of theirs, in narrower; {_MEASURED}"),
-    Factor("convolution share", 0.85, 0.05, 2.0, 0.3, f"of the peak, in convolutions; {_MEASURED}"),
-    Factor("attention share", 0.76, 0.02, 3.0, 0.3, f"of 256 bits' rate, attention; {_MEASURED}"),
-    Factor("lane share", 0.54, 0.02, 3.0, 0.3, f"of it, in all other arithmetic; {_MEASURED}"),
-    Factor("dram share", 1.1, 0.2, 2.0, 0.2, f"of the memory's bandwidth; {_MEASURED}"),
-    Factor("cache share", 0.76, 0.1, 2.0, 0.3, f"of the shared cache's bandwidth; {_MEASURED}"),
-    Factor("private share", 0.64, 0.05, 1.5, 0.3, f"of 64 bytes a clock and core; {_MEASURED}"),
-    Factor("set-up", 1.06e-5, 0.0, 1e-3, 0.3, f"seconds, of a library's primitive; {_MEASURED}"),
-)
+FACTORS = table("factors/cpu", Factor)
 THREAD_START_S = 3e-6  # to wake the other cores; assumed
 
 

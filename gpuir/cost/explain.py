@@ -268,7 +268,7 @@ class Explained(Sheet):
     ) -> Mapping[str, Number]:
         found: dict[str, Number] = {}
         for f in known:
-            name, source = f"{family}: {f.name}", f.what
+            name, source = f"{family}: {f.name}", f.text
             if own := target.factors.get(f"{family}.{f.name}"):
                 source += f"; x {number(own)} on {target.name}: {target.source('factors')}"
             found[f.name] = _given(name, values[f.name], "", source)

@@ -10,18 +10,19 @@ than GPUs do; each is a family of its own, with the same formulas.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
 import numpy as np
 
+from gpuir.cost.data import table
 from gpuir.cost.family import Family, Terms, fastest
 from gpuir.cost.nest import (
-    L2_BYTES,
     Tiles,
     instruction,
     is_partitioned,
     kept_bytes,
+    l2_drawn,
     missed,
-    of_isa,
 )
 from gpuir.cost.power import fed
 from gpuir.cost.routing import ROWS, Routed
@@ -29,39 +30,29 @@ from gpuir.cost.sheet import Factor, Number, Sheet
 from gpuir.cost.work import Work
 from gpuir.targets.target import Target
 
-# Implementations (gpuir/stacks/serving/engines.py has what engines call them), and what has been
-# measured of each: see `routing.scheme_of`.
-MEASURED: tuple[tuple[str, tuple[str, ...]], ...] = (
-    ("cutlass", ("f16", "f8", "f8 block", "f4", "f16 converted", "f8 converted")),
-    ("flashinfer", ("f16", "f8", "f8 block", "f4")),
-    ("trtllm", ("f16", "f8", "f8 block", "f4", "f16 converted", "f8 converted")),
-    ("sglang", ("f16", "f8 block", "f16 converted")),
-    ("vllm", ("f16", "f8", "f8 block", "f16 converted")),
-    ("oai", ("f16 converted",)),
-    ("marlin", ("f16 converted",)),
-    ("deepgemm", ("f8 block",)),
-    ("cutedsl", ("f4",)),
-)
 
-# Kernels that each launches where rows have 16 bits: to sort, to move rows, the products, the
-# activation, the sum. After NVIDIA/TensorRT-LLM, cpp/tensorrt_llm/kernels (of CUTLASS's three sort,
-# of trtllmGenKernels two route) and the Python of vLLM's, SGLang's and FlashInfer's experts.
-LAUNCHES: dict[str, int] = {
-    "cutlass": 9,
-    "flashinfer": 9,
-    "trtllm": 5,
-    "sglang": 7,
-    "vllm": 7,
-    "oai": 7,
-    "marlin": 7,
-    "deepgemm": 8,
-    "cutedsl": 2,
-}
+@dataclass(frozen=True)
+class Implementation:
+    """An implementation in a number format: a row of data/experts.csv."""
+
+    library: str
+    scheme: str
+    launches: int
+    described: int
+    paired: int
+    untuned: int
+
+    @property
+    def kind(self) -> str:
+        return f"{self.library} {self.scheme}"
+
+
+def measured() -> tuple[Implementation, ...]:
+    """The implementations that were measured."""
+    return table("experts", Implementation)
+
+
 LAUNCH_S = 2.5e-6  # one of them: about what fits without B200 come to
-# And those that quantise rows for the products.
-QUANTISING: dict[str, int] = {"f8": 1, "f8 block": 2, "f4": 2, "f8 converted": 1}
-# Those with a descriptor of each expert's matrices to set up, and not one list of tiles.
-DESCRIBED = ("cutlass", "flashinfer", "deepgemm", "cutedsl")
 # Whose products take their rows where they lie, and activate and quantise what they write; with
 # scales by blocks along k the activation is a kernel of its own (trtllmGenKernels/blockScaleMoe).
 FUSED = "trtllm"
@@ -71,41 +62,18 @@ def _is_fused(kind: str) -> bool:
     return kind.startswith(FUSED) and not kind.endswith("block")
 
 
+def _is_paired(kind: str) -> bool:
+    return any(e.paired for e in measured() if kind.startswith(e.library))
+
+
 # ---------------------------------------------------------------------------- how long it takes
 
 
-def _factors(stack: str, scheme: str) -> tuple[Factor, ...]:
-    """Those of an implementation. They start at what one never measured has: on A100, H100 and H200
-    others stream weights at 0.95 of the listed bandwidth and 4 clocks a KiB, and move rows at all
-    of it; fused products quantise what they write themselves."""
-    launches = LAUNCHES[stack] + QUANTISING.get(scheme, 0)
-    if scheme in QUANTISING and _is_fused(f"{stack} {scheme}"):
-        launches -= 1
-    launched_s = launches * LAUNCH_S
-    expert_s = 1e-7 if stack in DESCRIBED else 1e-8
-
-    def f(name: str, value: float, low: float, high: float, spread: float, what: str) -> Factor:
-        return Factor(name, value, low, high, spread, f"{what}; fitted on the kernel table moe")
-
-    return (
-        f("compute share", 0.85, 0.02, 1.2, 0.1, "of the listed rate that a full tile reaches"),
-        f("mma rate", 0.65, 0.2, 5.0, 0.0, "of compute and feed on GPUs with mma, to wgmma's"),
-        f("tcgen05 rate", 0.85, 0.2, 5.0, 0.0, "of compute and feed on sm_100, to wgmma's"),
-        f("untuned rate", 0.25, 0.05, 1.0, 0.0, "the same, of kernels with a default tactic"),
-        f("joule share", 0.5, 0.0, 1.0, 0.0, "exponent of the share of peak that the board feeds"),
-        f("feed share", 0.7, 0.02, 3.0, 0.1, "of a partitioned L2's bandwidth, into the tiles"),
-        f("dram share", 0.95, 0.05, 1.0, 0.05, "of the listed bandwidth, on weights"),
-        f("weight clocks", 4.0, 0.0, 150.0, 0.1, "of an SM, to take in a KiB of weights"),
-        f("row share", 1.0, 0.1, 2.0, 0.1, "of the listed bandwidth, where rows are moved"),
-        f("row clocks", 60.0, 0.0, 300.0, 0.1, "of an SM, to move a KiB there"),
-        f("tail", 0.7, 0.0, 1.0, 0.0, "of an unfilled wave that is lost"),
-        f("overlap", 2.0, 1.0, 6.0, 0.0, "norm of compute and memory: 1 adds them"),
-        f("fixed", launched_s, 1e-6, 8e-5, 0.1, "seconds of launches, sorting, filling pipelines"),
-        f("expert", expert_s, 0.0, 4e-7, 0.0, "seconds for each expert of the rank"),
-        f("fill", 1.5e-6, 0.0, 6e-6, 0.1, "seconds to start and finish one more tile"),
-        f("depth", 2e-9, 0.0, 2e-8, 0.1, "seconds a block takes for each cell of k"),
-        f("warm depth", 0.35, 0.1, 1.0, 0.0, "of that, with weights that the L2 holds"),
-    )
+def _factors(experts: Implementation) -> tuple[Factor, ...]:
+    """Those of an implementation, with the launches and the set-up of its own."""
+    own = {"fixed": experts.launches * LAUNCH_S, "expert": 1e-7 if experts.described else 1e-8}
+    known = table("factors/experts", Factor)
+    return tuple(replace(f, value=own.get(f.name, f.value)) for f in known)
 
 
 # The clock that factors `fixed`, `fill` and `depth` are of: H100's. Launches and waits take clocks:
@@ -128,12 +96,6 @@ GDDR_OVER_HBM = 0.86
 KIB = 1024.0
 STEP_BYTES = 64  # of k: assumed
 
-# Measured with the tactic that FlashInfer takes where it has not been tuned, on Hopper alone.
-UNTUNED = ("flashinfer f16", "flashinfer f8")
-
-# Whose products are pairs of SMs' on sm_100, each of which loads half of the tile of weights (PTX
-# ISA, tcgen05.mma with cta_group::2). Triton's are not.
-PAIRED = ("cutlass", "flashinfer", "trtllm", "deepgemm", "cutedsl")
 # The share of the listed rate that mma.sync has, which Marlin's kernels keep to on every GPU: 0.629
 # on H100 (Luo and others, arXiv:2402.13499). Assumed: an SM of sm_100 does as many a clock.
 MMA_SYNC = {"mma": 1.0, "wgmma": 0.629, "tcgen05": 0.629 / 2}
@@ -223,19 +185,19 @@ def _product(
     rate = rate * p["compute share"] * power ** p["joule share"]
     # However few SMs draw, one takes no more than where all do, on the GPUs that were measured.
     share = L2_SHARES[is_partitioned(target)] / L2_SHARES[True]
-    drawn = of_isa(L2_BYTES, target.isa) * target.clock_hz
+    drawn = l2_drawn(target)
     feeding = xp.minimum(target.l2_bytes_per_s / at_work, drawn) * share * p["feed share"]
     if work.kind.startswith("marlin"):
         rate = rate * MMA_SYNC[instruction(target)]
     elif instruction(target) != "wgmma":
         ratio = p[f"{instruction(target)} rate"]
         rate, feeding = rate * ratio, feeding * ratio
-    elif work.kind in UNTUNED:
+    elif any(e.untuned for e in measured() if e.kind == work.kind):
         rate, feeding = rate * p["untuned rate"], feeding * p["untuned rate"]
     if work.kind.endswith("converted"):
         feeding = target.clock_hz * CONVERTED_BYTES * p["feed share"]
     arithmetic = s.put("arithmetic of a tile", 2 * tm * tn * k / rate, "s")
-    paired = instruction(target) == "tcgen05" and work.kind.startswith(PAIRED)
+    paired = instruction(target) == "tcgen05" and _is_paired(work.kind)
     weights = tn * work.operands[1].cell_bytes / (2 if paired else 1)
     loads = (tm * work.dtype.bits / 8 + weights) * k
     loads = s.put("loads of a tile", loads / feeding, "s")
@@ -293,16 +255,12 @@ BOUND = 0.25
 PLAIN = "experts cutlass f16"
 
 
-def _family(stack: str, scheme: str) -> Family:
-    name, factors = f"experts {stack} {scheme}", _factors(stack, scheme)
+def _family(experts: Implementation) -> Family:
+    name, factors = f"experts {experts.kind}", _factors(experts)
     return Family(name, factors, candidates, seconds, choose, FEATURES, BOUND, carries=True)
 
 
-FAMILIES: dict[str, Family] = {
-    family.name: family
-    for stack, schemes in MEASURED
-    for family in (_family(stack, scheme) for scheme in schemes)
-}
+FAMILIES: dict[str, Family] = {family.name: family for family in map(_family, measured())}
 
 
 def family_of(work: Work) -> Family:

@@ -13,13 +13,14 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, lru_cache
+from functools import cache, cached_property, lru_cache
 from importlib.resources import files
 from math import exp, log, log2
 from typing import Any, NamedTuple, cast
 
 import numpy as np
 
+from gpuir.cost.data import table
 from gpuir.cost.gaussian import Array, rough
 
 
@@ -42,35 +43,24 @@ class Curve(NamedTuple):
         return self.arch.rpartition("/")[2]
 
 
-class Part(NamedTuple):
+@dataclass(frozen=True)
+class Part:
     """A part of the difference: the fields of curves that share it, its standard deviation, and
-    over how many doublings of bytes and of ranks it fades by e."""
+    over how many doublings of bytes and of ranks it fades by e. A row of
+    data/collective_parts.csv, of one node or of a network."""
 
+    place: str
     of: tuple[str, ...]
     sigma: float
     bytes: float
     ranks: float
 
 
-# Standard deviations and distances are the likeliest for what is measured in one node (Rasmussen,
-# Williams, chapter 5), rounded; but for what an architecture shares by library and collective,
-# 0.08, which is larger here: few architectures were measured.
-PARTS = (
-    Part(("arch",), 0.15, 25, 7),
-    Part(("arch", "mode"), 0.20, 30, 7),
-    Part(("joined", "library", "version", "mode", "op"), 0.10, 10, 3),
-    Part(("arch", "library", "mode", "op"), 0.20, 10, 7),
-    Part(("gpu", "library", "mode"), 0.07, 4, 3),
-    Part(("gpu", "library", "mode", "op"), 0.05, 12, 5),
-    Part(("gpu", "library", "mode", "op", "run"), 0.12, 10, 2),
-)
-# Of several nodes: networks differ from one site to another. What sites share is of a mode alone:
-# kernels of profiles, the only ones measured over networks, took several times what the adapters'
-# rates say, and collectives in a loop (the default) took what they say.
-NETWORK = (
-    Part(("library", "mode"), 1.5, 8, 64),
-    Part(("gpu", "library", "mode", "op", "run"), 0.8, 4, 1.5),
-)
+@cache
+def _parts(place: str) -> tuple[Part, ...]:
+    return tuple(p for p in table("collective_parts", Part) if p.place == place)
+
+
 HOST = 3.0  # copies through the host vary more, by so much
 NOISE = 0.03
 WAITS = 0.6  # of kernels in a profile up to a MiB: they wait for their peers, in two modes
@@ -123,7 +113,7 @@ def _shared(x: Curve, y: Curve) -> tuple[tuple[float, float], ...]:
     host = (HOST if x.arch.endswith("/host") else 1) * (HOST if y.arch.endswith("/host") else 1)
     apart = abs(log2(x.ranks / y.ranks))
     found: dict[float, float] = {}
-    for part in PARTS if x.nodes == 1 else NETWORK:
+    for part in _parts("node" if x.nodes == 1 else "network"):
         if all(getattr(x, n) == getattr(y, n) != "" for n in part.of):
             variance = part.sigma**2 * host * exp(-apart / part.ranks)
             found[part.bytes] = found.get(part.bytes, 0.0) + variance

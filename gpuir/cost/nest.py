@@ -7,23 +7,25 @@ explanation are the same arithmetic.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
+from gpuir.cost.data import of_isa
 from gpuir.cost.sheet import Number, Sheet
 from gpuir.cost.work import Staging, Work
 from gpuir.ir.notes import BY_DIMENSION, BY_OPERAND, Tile
 from gpuir.ir.types import DType, f32, tf32
 from gpuir.targets.target import Target
 
-V = TypeVar("V")
 BLOCK_SMEM_BYTES = 1024  # what the system takes of each block: CUDA C++ Programming Guide, sm_80 on
 OWN_REGISTERS = 32  # assumed: addresses, counters and fragments of one thread
 PLAIN = ("stages", "warps", "split", "group", "unroll")  # options of a whole tile
 PARTS = (*BY_DIMENSION, *BY_OPERAND)
+IDLE_SHARE = 0.25  # assumed: of the board's power, for memory, fans and leakage
 WIDEST_HEAD_BYTES = 512  # assumed: attention brings wider heads in by parts
 
 
@@ -198,11 +200,6 @@ def _bytes_in(s: Sheet, work: Work, sizes: Mapping[str, Number], staging: Stagin
 # ---------------------------------------------------------------------------- what targets can do
 
 
-def of_isa(table: Mapping[str, V], isa: str) -> V:
-    """The entry of an architecture, by the start of its name; the last one is everyone else's."""
-    return next(entry for start, entry in table.items() if isa.startswith(start))
-
-
 def copies_asynchronously(target: Target) -> bool:
     """Copies from global to shared memory that bypass registers: sm_80 on (CUDA C++ Programming
     Guide, asynchronous data copies)."""
@@ -235,17 +232,14 @@ def kept_bytes(target: Target) -> float:
     return target.l2_bytes * (PARTITIONED_SHARE if is_partitioned(target) else 1.0)
 
 
-# Bytes that the L2 gives an SM in a clock where all draw, as targets list its rate: of V100 and T4,
-# A40, L40S, B200 and MI355X, RTX PRO 6000; of others as of A100 and H200, between H100 (38.8) and
-# MI300X (53.9).
-L2_BYTES: dict[str, float] = {
-    **dict.fromkeys(("sm_70", "sm_75"), 25.6),
-    "sm_86": 36.6,
-    "sm_89": 21.6,
-    **dict.fromkeys(("sm_10", "gfx950"), 64.0),
-    "sm_12": 21.8,
-    "": 47.0,
-}
+def l2_drawn(target: Target) -> float:
+    """Bytes a second that the L2 gives an SM where all draw."""
+    return of_isa("l2_bytes", target.isa) * target.clock_hz
+
+
+def board_watts(target: Target) -> float:
+    """Watts that a board has for arithmetic; infinite without a power limit in the spec."""
+    return math.inf if target.tdp_w is None else target.tdp_w * (1 - IDLE_SHARE)
 
 
 def missed(xp: Any, nbytes: Number, room: Number, edge: Number) -> Number:
@@ -254,20 +248,10 @@ def missed(xp: Any, nbytes: Number, room: Number, edge: Number) -> Number:
     return xp.minimum(1.0, xp.maximum(0.0, (nbytes / room - 1) / edge))
 
 
-# Flops a clock of an SM's matrix units on 16-bit operands, at their full rate, by architecture
-# (NVIDIA's architecture whitepapers: 8 or 4 units of 64 to 1024 multiply-adds).
-FULL_UNITS = {
-    **dict.fromkeys(("sm_70", "sm_75", "sm_86", "sm_89", "sm_120", "sm_121"), 1024),
-    **dict.fromkeys(("sm_80", "sm_87"), 2048),
-    "sm_90": 4096,
-    **dict.fromkeys(("sm_100", "sm_103"), 8192),
-}
-
-
 def is_halved(target: Target, dtype: DType) -> bool:
     """Whether a board's matrix units are held to a part of what those of its architecture do, in
     sums in f32: GeForce, L20, H20."""
-    full = FULL_UNITS.get(target.isa, 0)
+    full = of_isa("matrix_flops", target.isa)
     return dtype.is_float and (target.sm.tensor_flops_per_clock or full) < full
 
 

@@ -12,29 +12,16 @@ from typing import Any
 
 import numpy as np
 
+from gpuir.cost.data import table
 from gpuir.cost.family import Family, Terms
-from gpuir.cost.nest import L2_BYTES, Tiles, of_isa
+from gpuir.cost.nest import Tiles, l2_drawn
 from gpuir.cost.sheet import Factor, Number, Sheet
 from gpuir.cost.steps import Steps, Way
 from gpuir.cost.stream import dram_share, lanes_s, sustained_hz
 from gpuir.cost.work import Work
 from gpuir.targets.target import Target
 
-FACTORS = (
-    Factor("hbm share", 0.89, 0.6, 1.0, 0.06, "of the listed bandwidth of HBM: as of streams"),
-    Factor("gddr share", 0.77, 0.5, 1.0, 0.06, "the same of GDDR with error codes, in band"),
-    Factor("plain gddr share", 0.92, 0.5, 1.0, 0.06, "the same of GDDR without"),
-    Factor("amd hbm share", 0.85, 0.5, 1.0, 0.06, "the same of HBM on AMD's GPUs"),
-    Factor(
-        "pass share", 0.75, 0.3, 1.0, 0.2, "of that, in passes: 29.4 G keys/s, arXiv:2206.01784"
-    ),
-    Factor("l2 share", 0.4, 0.2, 1.2, 0.3, "of the listed L2 bandwidth: as of streams"),
-    Factor("l2 keeps", 0.6, 0.3, 1.5, 0.0, "operands over L2 bytes, half found there: streams"),
-    Factor("issue share", 0.9, 0.3, 1.0, 0.1, "of the issue slots that instructions find"),
-    Factor("power pull", 0.3, 0.001, 1.0, 0.0, "exponent of the power share, on the clock"),
-    Factor("amd lane cost", 2.4, 1.0, 4.0, 0.0, "instructions of AMD's functions over NVIDIA's"),
-    Factor("product share", 0.1, 0.01, 1.0, 0.3, "of the peak: potrf, 4096 columns, mlx PR 4262"),
-)
+FACTORS = table("factors/routines", Factor)
 
 
 def seconds(s: Sheet, work: Work, tiles: Tiles, target: Target, p: Mapping[str, Number]) -> Terms:
@@ -67,7 +54,7 @@ def _way(
     xp = s.xp
     whole = (way.blocks <= 0) | (way.blocks >= target.sms)  # every SM has a block
     share = xp.where(whole, 1.0, way.blocks / target.sms)
-    sm_rate = of_isa(L2_BYTES, target.isa) * target.clock_hz
+    sm_rate = l2_drawn(target)
     given = xp.minimum(target.l2_bytes_per_s, way.blocks * sm_rate)
     given = xp.where(way.blocks > 0, given, target.l2_bytes_per_s)
     room = target.l2_bytes * p["l2 keeps"]

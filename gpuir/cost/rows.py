@@ -12,8 +12,9 @@ from dataclasses import replace
 
 import numpy as np
 
+from gpuir.cost.data import table
 from gpuir.cost.family import Family, Terms
-from gpuir.cost.nest import L2_BYTES, Nest, Tiles, cut, of_isa
+from gpuir.cost.nest import Nest, Tiles, cut, l2_drawn
 from gpuir.cost.sheet import Factor, Number, Sheet
 from gpuir.cost.stream import dram_share, drawn, joined, lanes_s, slots, sustained_hz
 from gpuir.cost.work import SECTOR_BYTES, Channels, Work
@@ -38,41 +39,7 @@ PASCAL_CHAIN = 1.5
 # memory. Read off half a of timm's runs on RTX 3090 and 4090 (docs/validation/models.md).
 WIDE_CHAIN = 0.6
 
-FACTORS = (
-    Factor("hbm share", 0.89, 0.84, 0.94, 0.06, "of the listed bandwidth of HBM: as of streams"),
-    Factor("gddr share", 0.77, 0.70, 0.84, 0.06, "the same of GDDR with error codes, in band"),
-    Factor("plain gddr share", 0.92, 0.84, 0.95, 0.06, "the same of GDDR without"),
-    Factor("amd hbm share", 0.85, 0.78, 0.92, 0.06, "the same of HBM on AMD's GPUs"),
-    Factor("batch share", 0.65, 0.4, 1.0, 0.06, "of that, what cuDNN's norms of batches reach"),
-    Factor("column share", 0.36, 0.3, 1.0, 0.06, "the same of Triton's, of columns it writes too"),
-    Factor("l2 share", 0.7, 0.6, 1.0, 0.2, "of the listed L2 bandwidth"),
-    Factor("partitioned l2 share", 0.7, 0.4, 1.0, 0.2, "the same of an L2 in two partitions"),
-    Factor("l2 keeps", 0.8, 0.5, 1.1, 0.0, "bytes over the L2's, at which half is found again"),
-    Factor(
-        "l2 edge", 4.0, 2.0, 8.0, 0.0, "how sharply that share falls: the exponent of the ratio"
-    ),
-    Factor("sm bytes", 32.0, 8.0, 64.0, 0.0, "a clock that one SM draws from the L2"),
-    Factor("issue share", 0.9, 0.8, 1.0, 0.1, "of the issue slots that instructions find"),
-    Factor("power pull", 0.1, 0.02, 0.2, 0.0, "exponent of the power share, on the clock"),
-    Factor("amd lane cost", 1.6, 1.0, 2.6, 0.0, "instructions of AMD's functions over NVIDIA's"),
-    Factor("overlap", 2.2, 1.8, 4.0, 0.0, "the exponent of the norm that joins times"),
-    Factor("amd overlap", 4.0, 2.0, 8.0, 0.0, "the same on AMD's GPUs"),
-    Factor("start clocks", 2000.0, 500.0, 4000.0, 0.3, "a kernel's first loads and last stores"),
-    Factor("drain", 0.2, 0.03, 2.0, 0.0, "of the time of the last blocks, until all finish"),
-    Factor("softmax pass", 300.0, 100.0, 1000.0, 0.2, "clocks a block waits for a sum or maximum"),
-    Factor("norm pass", 2500.0, 1000.0, 5000.0, 0.2, "the same for a norm's mean and variance"),
-    Factor("step clocks", 250.0, 50.0, 500.0, 0.0, "clocks of each load of a thread in a pass"),
-    Factor("cell step", 600.0, 300.0, 2000.0, 0.0, "the same of an rms norm's, of one cell"),
-    Factor("softmax lanes", 0.8, 0.3, 1.5, 0.0, "instructions of a softmax over those counted"),
-    Factor("norm lanes", 1.0, 0.3, 3.0, 0.0, "the same of a norm"),
-    Factor("repeat lanes", 0.77, 0.4, 1.0, 0.0, "of them, what a further pass over a row takes"),
-    Factor(
-        "softmax threads", 70.0, 20.0, 150.0, 0.0, "a thread's instructions in a pass, but cells"
-    ),
-    Factor("norm threads", 70.0, 20.0, 200.0, 0.0, "the same of a norm"),
-    Factor("straddle", 0.1, 0.02, 0.3, 0.0, "what rows that start inside a cache line add"),
-    Factor("partial sectors", 0.05, 0.005, 0.3, 0.0, "what rows that start inside a sector add"),
-)
+FACTORS = table("factors/rows", Factor)
 
 
 def seconds(s: Sheet, work: Work, tiles: Tiles, target: Target, p: Mapping[str, Number]) -> Terms:
@@ -118,7 +85,7 @@ def _last_s(
     xp, q = s.xp, p["amd overlap" if target.vendor == "AMD" else "overlap"]
     at_once = xp.maximum(1.0, xp.minimum(LAST_THREADS / nest.threads, nest.blocks / target.sms))
     share = at_once / nest.blocks
-    taken = s.values["l2 bytes"] * share / (of_isa(L2_BYTES, target.isa) * target.clock_hz)
+    taken = s.values["l2 bytes"] * share / l2_drawn(target)
     issued = s.values["lane instructions"] * share / (slots(target) * target.clock_hz)
     return s.put("last blocks", (taken**q + issued**q + block_s**q) ** (1 / q), "s", "p-norm")
 

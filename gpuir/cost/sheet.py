@@ -46,8 +46,8 @@ class Factor:
 
     `value` is where fitting starts, `low` and `high` are its bounds, `spread` the standard
     deviation of its logarithm from one device to the next: how far calibration may expect it to
-    move. One of spread 0 is never calibrated. `what` says what it is, in which unit, and where the
-    value comes from.
+    move. One of spread 0 is never calibrated. `what` says what it is, in which unit, `source` where
+    the value comes from.
     """
 
     name: str
@@ -56,3 +56,8 @@ class Factor:
     high: float
     spread: float
     what: str
+    source: str
+
+    @property
+    def text(self) -> str:
+        return f"{self.what}; {self.source}"

@@ -10,13 +10,15 @@ GEMM table.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from functools import cache, partial
+from typing import Any
 
 import numpy as np
 
+from gpuir.cost.data import known_gpus, nearest, of_isa, table
 from gpuir.cost.family import Family, Terms, fastest
-from gpuir.cost.nest import Tiles, of_isa
+from gpuir.cost.nest import Tiles
 from gpuir.cost.sheet import Factor, Number, Sheet
 from gpuir.cost.work import Work
 from gpuir.targets.load import load_target
@@ -28,85 +30,23 @@ Times = Callable[[Chosen], Number]  # seconds of each product under each of thes
 _where: Callable[..., Number] = np.where
 
 STEP = 8.0  # of k a step: the depth in sgemm_128x128x8, and of maxwell, volta and ampere_sgemm
-# What P100's L2 gives of its listed bandwidth, beside V100's: 1624 of 2722 and 2155 of 2826 GB/s
-# measured by Jia et al., table 3.1.
-P100_L2 = 0.78
-# The GPUs whose kernels were named, by architecture, and by how much slower than the fastest
-# kernel, as these formulas have it, the one may be that the rule of choice names: of those that
-# ran, 19 in 20 are within a third (NeuSight GEMM table). Beyond that the fastest is taken; on GPUs
-# with as many SMs where it is on the one that was named, since at a limit of its own each would
-# jump elsewhere. On other architectures the fastest is taken: A100's rule is right for half of
-# V100's layers and a fourth of T4's. So it is of few rows, of which the table has none: what takes
-# a tile of more rows takes no longer.
-NAMED = {
-    "sm_60": "p100-pcie-16gb",
-    "sm_61": "p4",
-    "sm_70": "v100-pcie-32gb",
-    "sm_75": "t4",
-    "sm_80": "a100-pcie-40gb",
-}
+# How much slower than the fastest kernel, as these formulas have it, the one may be that the rule
+# of choice names: of those that ran, 19 in 20 are within a third (NeuSight GEMM table). Beyond that
+# the fastest is taken; on GPUs with as many SMs as one whose kernels were named
+# (data/known_gpus.csv) where it is on that one, since at a limit of its own each would jump
+# elsewhere. On other architectures the fastest is taken: A100's rule is right for half of V100's
+# layers and a fourth of T4's. So it is of few rows, of which the table has none: what takes a tile
+# of more rows takes no longer.
 SLACK = 0.25
 FEW_ROWS = 16.0
 LEAST_DEPTH = 64.0  # of k that a split leaves a block: what the NeuSight GEMM table shows
 LINE_BYTES = 128.0  # of a cache line: CUDA C++ Programming Guide, compute capability 5.x on
-# Parts of an SM, each with its lanes and scheduler: P100 and V100 architecture whitepapers.
-PARTS = {"sm_60": 2.0, "": 4.0}
 # Of k, from where few rows share a page: P100's layers slow down with the bytes of their input, not
 # of their weight, by nothing at 16 KB a row and by all at 100 KB (NeuSight GEMM table).
 LONG_ROW_BYTES = 45e3
 TLB_BYTES = 32e6  # what Pascal's first TLB reaches: Jia et al., arXiv 1804.06826, table 3.2
 
-FIT = "fitted on the NeuSight GEMM table"
-FACTORS = (
-    Factor("lane share", 1.015, 0.85, 1.05, 0.04, f"of the listed rate in the inner loop; {FIT}"),
-    Factor("operand slots", 0.06, 0.0, 1.0, 0.0, f"issue slots, over sqrt(cells a thread); {FIT}"),
-    Factor("load slots", 1.9, 0.0, 10.0, 0.0, f"issue slots a cell that comes in; {FIT}"),
-    Factor("sliced slots", 1.16, 1.0, 1.5, 0.0, f"of warps that share out a step; {FIT}"),
-    Factor("step clocks", 1100.0, 50.0, 4000.0, 0.15, f"until a step's operands are in; {FIT}"),
-    Factor("block clocks", 2500.0, 100.0, 20000.0, 0.15, f"to start and end a block; {FIT}"),
-    Factor("stores", 0.65, 0.0, 3.0, 0.0, f"of a block, through the L2, that nothing hides; {FIT}"),
-    Factor("tail", 0.92, 0.0, 1.0, 0.0, f"share of an unfilled round that is lost; {FIT}"),
-    Factor("hiding", 3.0, 1.0, 8.0, 0.0, f"norm that joins products and waits; {FIT}"),
-    Factor("joules", 1.05, 0.5, 2.0, 0.2, f"of cost.simt.JOULES; {FIT}"),
-    Factor("l2 joules", 4.3, 0.0, 20.0, 0.0, f"a byte through the L2, in flops; {FIT}"),
-    Factor("dram joules", 32.0, 0.0, 300.0, 0.0, f"pJ a byte from DRAM; {FIT}"),
-    Factor("idle", 0.2, 0.05, 0.4, 0.0, f"of the board's power, spent on the rest; {FIT}"),
-    Factor("bend", 0.94, 0.3, 1.0, 0.0, f"exponent of time over excess power; {FIT}"),
-    Factor("settle", 0.74, 0.05, 20.0, 0.0, f"ms until the clock follows the power; {FIT}"),
-    Factor("dram share", 0.73, 0.5, 1.0, 0.06, f"of the listed bandwidth; {FIT}"),
-    Factor("l2 share", 0.4, 0.15, 1.2, 0.15, f"of the listed bandwidth; {FIT}"),
-    Factor("ragged", 0.18, 0.0, 1.0, 0.0, f"more from DRAM when rows begin in a sector; {FIT}"),
-    Factor("l2 kept", 0.46, 0.02, 1.5, 0.0, f"of the L2, holds what is read again; {FIT}"),
-    Factor("l2 warm", 0.4, 0.02, 1.5, 0.0, f"of the L2, holds operands of the last call; {FIT}"),
-    Factor("lines", 1.7, 0.0, 6.0, 0.0, f"times a line is read again when the L2 drops it; {FIT}"),
-    Factor("line depth", 280.0, 8.0, 2000.0, 0.0, f"cells of k until lines drop; {FIT}"),
-    Factor("line share", 0.11, 0.02, 2.0, 0.0, f"of the L2, holds lines in use; {FIT}"),
-    Factor("pages", 1.2, 0.0, 4.0, 0.0, f"of Pascal, over log(1 + input / TLB); {FIT}"),
-    Factor("overlap", 5.0, 1.5, 16.0, 0.0, f"norm that joins compute and memory; {FIT}"),
-    Factor("split", 6.0, 0.0, 20.0, 0.1, f"us to join partial sums; {FIT}"),
-    Factor("split each", 4.5, 0.0, 10.0, 0.0, f"us, times the logarithm of the split; {FIT}"),
-)
-
-# Picojoules of an f32 flop on the lanes, its operands' way through registers and shared memory
-# included, by process. Fitted on the NeuSight GEMM table up to sm_80 (sm_60 reaches no limit); 8, 5
-# and 4 nm are read across from the rates per watt that data sheets list.
-JOULES = {
-    "sm_6": 12.5,
-    "sm_70": 11.5,
-    "sm_75": 15.0,
-    "sm_80": 9.7,
-    "sm_86": 6.8,
-    "gfx9": 3.9,
-    "": 3.9,
-}
-
-# Issue slots on SMs of 128 lanes, where those of 64 issue loads in the second clock of a warp's
-# multiply-add: sgemm reaches 77 to 80 % of the peak on H100 with 64 cells a thread. Pascal issues
-# two instructions a clock: sgemm_128x128x8 reaches 86 % on P4 (NeuSight GEMM table); P4's number
-# does for P100's layers too, of 64 lanes an SM (74 and 81 % with 16 and 64 cells a thread). On
-# GA10x, AD10x and GB20x half of the lanes run integers too (NVIDIA GA102 whitepaper): torch.mm
-# reaches 0.61 to 0.63 of the peak at the clock under load (specs/measurements/torch-mm.csv).
-WIDE_SLOTS = {"sm_6": 1.2, **dict.fromkeys(("sm_86", "sm_89", "sm_12"), 4.5), "": 1.75}
+FACTORS = table("factors/simt", Factor)
 
 
 @dataclass(frozen=True)
@@ -193,7 +133,7 @@ def _busy_s(
     tm, tn, together = tiles.dims["m"], tiles.dims["n"], xp.minimum(cut.resident, cut.load)
     old_layer = target.isa.startswith("sm_6") and is_linear(work)  # maxwell_sgemm_..._tn
     wide = sm.fp32_lanes > 64 or old_layer
-    loads = of_isa(WIDE_SLOTS, target.isa) if wide else p["operand slots"]
+    loads = of_isa("gemm_slots", target.isa) if wide else p["operand slots"]
     slots = 1.0 + loads / xp.sqrt(cut.cells) + p["load slots"] * (1.0 / tm + 1.0 / tn)
     slots = slots * xp.where(cut.slices > 1.0, p["sliced slots"], 1.0)
     slots = s.put("issue slots a product", slots)
@@ -217,7 +157,7 @@ def lanes_used(s: Sheet, blocks: Number, warps: Number, target: Target) -> Numbe
     V100, whose step takes 1, 1.5, 1.6, 1.7, 2.4, 3.1, 3.3 and 3.5 times one block's where an SM
     has 1 to 8 of them (NeuSight GEMM table).
     """
-    xp, parts = s.xp, of_isa(PARTS, target.isa)
+    xp, parts = s.xp, of_isa("sm_parts", target.isa)
     if target.vendor != "NVIDIA":
         return xp.minimum(1.0, blocks * warps / parts)
     rounds = xp.floor(blocks / parts)
@@ -227,7 +167,7 @@ def lanes_used(s: Sheet, blocks: Number, warps: Number, target: Target) -> Numbe
 
 def _l2_rate(target: Target, p: Mapping[str, Number]) -> Number:
     """Bytes that the L2 gives or takes a second."""
-    return target.l2_bytes_per_s * p["l2 share"] * (P100_L2 if target.isa == "sm_60" else 1.0)
+    return target.l2_bytes_per_s * p["l2 share"] * of_isa("gemm_l2_share", target.isa)
 
 
 def _moved(
@@ -297,13 +237,13 @@ def _slower(
     """How much longer the product takes at the clock that the board's power allows, where it runs
     for `run_s` at the full one."""
     k, tm, tn = cut.extents[3], tiles.dims["m"], tiles.dims["n"]
-    flop_pj = of_isa(JOULES, target.isa) * p["joules"] * max(work.dtype.bits, 16) / 32
+    flop_pj = of_isa("gemm_pj", target.isa) * p["joules"] * max(work.dtype.bits, 16) / 32
     picojoules = (
         float(work.multiply_add) * cut.whole * tm * tn * k * flop_pj
         + l2_bytes * p["l2 joules"] * flop_pj
         + dram_bytes * p["dram joules"]
     )
-    watts = s.put("power wanted", picojoules * 1e-12 / run_s, "W", "cost.simt.JOULES; L2 and DRAM")
+    watts = s.put("power wanted", picojoules * 1e-12 / run_s, "W", "of flops, L2 and DRAM")
     slower = 1.0
     if target.tdp_w is not None:
         excess = s.xp.maximum(1.0, watts / (target.tdp_w * (1.0 - p["idle"]))) ** p["bend"]
@@ -357,154 +297,70 @@ def is_linear(work: Work) -> bool:
 
 
 @dataclass(frozen=True)
-class Kernels:
-    """The kernels that a library has for one architecture and call, and how it chooses.
+class GemmKernel:
+    """A kernel that a library has for a call on an architecture: a row of data/gemm_kernels.csv."""
 
-    A row of `rows` is a tile's columns and rows, parts of a step, warps, blocks an SM holds, and
-    four numbers fitted to the kernel names: log cost a cell, cells of k that a block costs at
-    least, rounds lost, and how the cost grows with k. The library is taken to compare
-    ((rounds + lost) * cells * exp(cost) * (k / split + least) + join) * (k / 1024) ** grows; of an
-    unfilled round `quantum` counts, and a split costs `join` and `join_each` for each share of
-    each result cell. `even` is what is taken instead where n and k are multiples of four.
-    """
-
-    rows: tuple[tuple[float, ...], ...]
-    quantum: float = 0.0
-    join: float = 0.0
-    join_each: float = 0.0
-    even: Even | None = None
+    library: str
+    call: str
+    isa: str
+    columns: float
+    rows: float
+    slices: float
+    warps: float
+    resident: float = 0.0
+    cost: float = 0.0
+    least: float = 0.0
+    lost: float = 0.0
+    grows: float = 0.0
 
 
 @dataclass(frozen=True)
-class Even:
-    """Columns, rows, parts of a step and warps of a kernel that does not share out k, taken where
-    its blocks are `blocks` an SM or more; and of the one taken of fewer, whose blocks have up to
-    `depth` cells of k each.
-    """
+class GemmRule:
+    """How a library chooses: a row of data/gemm_rules.csv."""
 
-    whole: tuple[float, float, float, float]
-    blocks: float
-    few: tuple[float, float, float, float]
-    depth: float
+    library: str
+    call: str
+    isa: str
+    splits: int
+    quantum: float
+    join: float
+    join_each: float
+    even_blocks: float
+    even_depth: float
 
 
-# What cuBLAS 12.1 took, as the kernel names in the NeuSight GEMM table say: of one product, there
-# of a layer with a bias, and of a batch of them.
-SINGLE = {
-    "sm_60": Kernels(
-        (
-            (32, 128, 1, 8, 4, 0.00, 12600, 32, 0.74),
-            (64, 64, 1, 2, 8, 0.84, 7830, 18, 0.69),
-            (128, 32, 1, 8, 4, 5.26, 120, 0.36, 0.00),
-        ),
-    ),
-    "sm_61": Kernels(
-        (
-            (32, 128, 1, 8, 4, 0.00, 29300, 18, 0.83),
-            (64, 64, 1, 2, 8, 0.10, 26100, 17, 0.82),
-            (128, 32, 1, 8, 4, 4.55, 72, 7.7, 0.00),
-        ),
-        0.16,
-        2.1e5,
-        4.1,
-        # From 48 blocks on P4's 20 SMs on; the parts are those of all 28 layers of fewer.
-        Even((128, 128, 1, 8), 2.4, (128, 64, 1, 4), 512.0),
-    ),
-    "sm_70": Kernels(
-        (
-            (128, 64, 1, 4, 4, 0.00, 442, 1.1, 0.23),
-            (128, 128, 1, 8, 2, 0.33, 295, 0.43, 0.10),
-            (128, 32, 1, 8, 4, 0.28, 365, 0.85, 0.23),
-            (32, 128, 1, 8, 4, 0.28, 335, 0.88, 0.18),
-            (128, 32, 4, 8, 2, 0.96, 151, 0.24, 0.00),
-            (64, 32, 4, 8, 2, 0.92, 116, 0.26, 0.03),
-            (32, 32, 4, 4, 4, 1.03, 96, 0.43, 0.04),
-        ),
-        0.0,
-        8.4e3,
-        3.2,
-    ),
-    "sm_75": Kernels(
-        (
-            (128, 128, 1, 8, 2, 0.00, 72, 0.29, 0.03),
-            (128, 64, 1, 4, 4, 0.02, 72, 0.38, 0.05),
-            (64, 64, 1, 2, 8, 0.13, 74, 0.93, 0.04),
-            (32, 128, 1, 8, 4, 0.57, 35, 0.25, 0.00),
-            (128, 32, 1, 8, 4, 0.54, 38, 0.48, 0.03),
-            (128, 32, 4, 8, 2, 0.37, 160, 0.17, 0.03),
-            (64, 32, 4, 8, 2, 0.58, 144, 0.17, 0.01),
-            (32, 32, 4, 4, 4, 0.71, 89, 0.47, 0.01),
-        ),
-        0.17,
-        1.6e4,
-        0.44,
-    ),
-    "": Kernels(
-        (
-            (128, 64, 1, 4, 4, 0.00, 100, 0.83, 0.11),
-            (128, 128, 1, 8, 2, 0.18, 121, 0.12, 0.11),
-            (64, 64, 1, 2, 8, 0.09, 318, 1.3, 0.17),
-            (128, 32, 1, 8, 4, 0.09, 110, 1.0, 0.11),
-            (32, 128, 1, 8, 4, 0.15, 92, 0.7, 0.09),
-            (128, 32, 4, 8, 2, 0.49, 118, 0.14, 0.00),
-            (64, 32, 4, 8, 2, 0.55, 64, 0.1, 0.01),
-            (32, 32, 4, 4, 4, 0.57, 37, 0.41, 0.00),
-        ),
-        0.73,
-        1.6e6,
-        480.0,
-    ),
-}
-BATCH = {
-    "sm_6": Kernels(((128, 64, 1, 4, 4, 0.0, 0.0, 1.0, 0.0),)),
-    "sm_70": Kernels(
-        (
-            (64, 64, 1, 2, 8, -1.18, 5.6, 24.8, 0.0),
-            (32, 128, 1, 8, 4, -1.20, 5.7, 26.0, 0.0),
-            (128, 32, 1, 8, 4, 0.74, 20, 2.5, 0.0),
-        ),
-    ),
-    "sm_75": Kernels(
-        (
-            (128, 64, 1, 4, 4, 0.00, 47, 2.5, 0.0),
-            (64, 64, 1, 2, 8, 0.25, 48, 3.0, 0.0),
-            (128, 32, 1, 8, 4, 0.16, 46, 4.4, 0.0),
-            (32, 128, 1, 8, 4, 1.20, 52, 0.96, 0.0),
-        ),
-        0.04,
-    ),
-    "": Kernels(((128, 128, 1, 8, 2, 0.0, 0.0, 1.0, 0.0),)),
-}
+@cache
+def kernels_of(library: str, call: str, isa: str) -> np.ndarray[Any, Any]:
+    """Columns, rows, slices, warps, blocks an SM holds, cost, least, lost and grows of the kernels
+    that a library has for a call: an array of each, over the kernels."""
+    known = [k for k in table("gemm_kernels", GemmKernel) if (k.library, k.call) == (library, call)]
+    return np.array([astuple(k)[3:] for k in nearest(known, isa)], float).T
 
-# cuBLAS's kernels of complex numbers: columns, rows, parts of a step and warps, as in the names
-# that profiles have (maxwell_cgemm_64x64_tn, volta_cgemm_64x32_tn, ampere_cgemm_32x64_nn; on an
-# H200 sm80_xmma_gemm_cf32cf32_.._tilesize32x32x8_stage3_warpsize2x2x1). That the fastest is taken
-# is assumed.
-COMPLEX = ((64, 64, 1, 4), (64, 32, 1, 4), (32, 64, 1, 4), (32, 32, 1, 4))
 
-# Thin products have kernels of their own, whose names the table does not hold: it has no product
-# of one row, and no batch of 16 rows or fewer. Assumed: columns, rows, slices and warps.
-# How cuBLAS shares out a vector's k is assumed too: where that is faster.
-ROW, COLUMN, STRIP = (8.0, 1.0, 32.0, 4.0), (1.0, 8.0, 32.0, 4.0), (32.0, 16.0, 8.0, 4.0)
+@cache
+def _rule(library: str, call: str, isa: str) -> GemmRule:
+    known = [r for r in table("gemm_rules", GemmRule) if (r.library, r.call) == (library, call)]
+    (found,) = nearest(known, isa)
+    return found
+
+
 STRIP_ROWS = 16.0
 
 
 @cache
-def _columns(known: Kernels, splits: bool) -> tuple[np.ndarray, ...]:
-    """The numbers of kernels, each without a split and with those that fill an SM half and whole;
-    last the blocks an SM that a split aims at, 0 without."""
-    rows = np.array(known.rows, float)
-    aims = (0.0, 0.5, 1.0) if splits else (0.0,)
-    each = np.repeat(rows, len(aims), axis=0)
-    return (*each.T, np.tile(aims, len(rows)) * each[:, 4])
+def _splits_of(library: str, call: str, isa: str) -> tuple[np.ndarray[Any, Any], ...]:
+    """The numbers of kernels, where the library splits each without and with those that fill an SM
+    half and whole; last the blocks an SM that a split aims at, 0 without."""
+    columns = kernels_of(library, call, isa)
+    aims = (0.0, 0.5, 1.0) if _rule(library, call, isa).splits else (0.0,)
+    each = np.repeat(columns, len(aims), axis=1)
+    return (*each, np.tile(aims, columns.shape[1]) * each[4])
 
 
 def candidates(work: Work, target: Target) -> Tiles:
     """The library's kernels for this architecture, without a split."""
-    n, m, slices, warps, *_ = _columns(of_isa(SINGLE, target.isa), False)
-    if work.dtype.is_complex:
-        n, m, slices, warps = np.array(COMPLEX, float).T
-    return Tiles({"b": 1.0, "m": m, "n": n, "k": STEP * slices}, 2.0, warps, 1.0)
+    call = "complex" if work.dtype.is_complex else "one"
+    return tiles_of((*kernels_of("cublas", call, target.isa)[:4], 1.0))
 
 
 def choose(work: Work, target: Target, p: Mapping[str, Number]) -> Tiles:
@@ -516,11 +372,11 @@ def choose(work: Work, target: Target, p: Mapping[str, Number]) -> Tiles:
         best = fastest(seconds, rows, candidates(rows, target), target, p)
         taken = (best.dims["n"], best.dims["m"], best.dims["k"] / STEP, best.warps, best.split)
     elif single.all():
-        taken = cheapest(rows, of_isa(SINGLE, target.isa), target, True, p)
+        taken = cheapest(rows, "cublas", "one", target, p)
     else:
-        taken = cheapest(rows, of_isa(BATCH, target.isa), target, False, p)
+        taken = cheapest(rows, "cublas", "batch", target, p)
         if single.any():
-            alone = cheapest(rows, of_isa(SINGLE, target.isa), target, True, p)
+            alone = cheapest(rows, "cublas", "one", target, p)
             taken = either(single, alone, taken)
     return tiles_of(thinned(taken, rows, target, partial(times_of, rows, target, p)))
 
@@ -543,15 +399,21 @@ def thinned(taken: Chosen, rows: Work, target: Target, times: Times) -> Chosen:
     m, n, single = rows.extents["m"], rows.extents["n"], rows.extents["b"] <= 1
     strips = ~single & (m <= STRIP_ROWS)
     if strips.any():
-        taken = either(strips, (*STRIP, 1.0), taken)
-    for thin, kernel in ((n <= 1, COLUMN), (m <= 1, ROW)):
+        taken = either(strips, (*_thin("strip"), 1.0), taken)
+    for thin, call in ((n <= 1, "column"), (m <= 1, "row")):
         if thin.any():
-            taken = either(thin, _shared(rows, kernel, target, times), taken)
+            taken = either(thin, _shared(rows, _thin(call), target, times), taken)
     return taken
 
 
+def _thin(call: str) -> tuple[float, float, float, float]:
+    tn, tm, slices, warps = kernels_of("cublas", call, "")[:4, 0]
+    return tn, tm, slices, warps
+
+
 def _shared(rows: Work, kernel: tuple[float, ...], target: Target, times: Times) -> Chosen:
-    """A vector's kernel, k shared out where blocks are too few for the SMs and that is faster."""
+    """A vector's kernel, k shared out where blocks are too few for the SMs and that is faster. So
+    it is assumed that cuBLAS does."""
     tn, tm, slices, warps = kernel
     b, m, n, k = (rows.extents[d][..., None] for d in "bmnk")
     grid = b * np.ceil(m / tm) * np.ceil(n / tn)
@@ -573,60 +435,74 @@ def either(test: Number, yes: Chosen, no: Chosen) -> Chosen:
 
 
 def cheapest(
-    rows: Work, known: Kernels, target: Target, splits: bool, p: Mapping[str, Number] | None = None
+    rows: Work, library: str, call: str, target: Target, p: Mapping[str, Number] | None = None
 ) -> Chosen:
-    """The kernel that the library finds cheapest; with factors, the fastest, where that one is
-    slower by more than `SLACK`, or where no rule was read."""
+    """The kernel that the library finds cheapest. It is taken to compare
+    ((rounds + lost) * cells * exp(cost) * (k / split + least) + join) * (k / 1024) ** grows, where
+    it splits; else the product alone. With factors, the one that `_believed` takes of these."""
+    rule = _rule(library, call, target.isa)
     m, n, k = (rows.extents[d][..., None] for d in "mnk")
-    tn, tm, slices, warps, _, cost, least, lost, grows, aims = _columns(known, splits)
+    tn, tm, slices, warps, _, cost, least, lost, grows, aims = _splits_of(library, call, target.isa)
     grid = rows.extents["b"][..., None] * np.ceil(m / tm) * np.ceil(n / tn)
-    most = k // LEAST_DEPTH
-    split = np.maximum(1.0, np.minimum(np.floor(aims * target.sms / grid), most))
+    split = np.floor(aims * target.sms / grid)
+    split = np.maximum(1.0, np.minimum(split, k // LEAST_DEPTH))
     rounds = grid * split / target.sms
-    rounds = rounds + known.quantum * (np.ceil(rounds) - rounds)
-    time = (rounds + lost) * (tm * tn * np.exp(cost)) * (k / split + least)
-    if splits:
-        joined = known.join + known.join_each / target.sms * (m * n) * split
-        time = time + np.where(split > 1, joined, 0.0)
-        time = time * np.exp(grows * np.log(np.maximum(k, 1.0) / 1024))
-    if known.even is not None:
-        taken, told, even = _evenly(rows, known.even, target)
-        tn, tm, slices, warps = map(np.append, (tn, tm, slices, warps), taken)
-        split = np.append(split, told, axis=-1)
-        time = np.append(time, even, axis=-1)
-    best: Number = np.argmin(time, axis=-1)
+    rounds = rounds + rule.quantum * (np.ceil(rounds) - rounds)
+    costs = (rounds + lost) * (tm * tn * np.exp(cost)) * (k / split + least)
+    if rule.splits:
+        joined = rule.join + rule.join_each / target.sms * (m * n) * split
+        costs = costs + np.where(split > 1, joined, 0.0)
+        costs = costs * np.exp(grows * np.log(np.maximum(k, 1.0) / 1024))
+    kernels = tn, tm, slices, warps, split
+    if rule.even_blocks:
+        kernels, costs = _with_even(rows, rule, target, kernels, costs)
+    best: Number = np.argmin(costs, axis=-1)
     if p is not None:
-        kernels = (tn, tm, slices, warps, split)
-        told_s = _where(time < np.inf, times_of(rows, target, p, kernels), np.inf)
-        there = _named(target)
-        judged_s = told_s
-        if there is not target:
-            judged_s = _where(time < np.inf, times_of(rows, there, p, kernels), np.inf)
-        far = _at(judged_s, best) > (1 + SLACK) * judged_s.min(axis=-1)
-        unread = (rows.extents["m"] <= FEW_ROWS) | (target.isa not in NAMED)
-        best = _where(far | unread, told_s.argmin(axis=-1), best)
+        best = _believed(best, rows, kernels, costs, target, p)
+    tn, tm, slices, warps, split = kernels
     return tn[best], tm[best], slices[best], warps[best], _at(split, best)
 
 
-def _evenly(rows: Work, even: Even, target: Target) -> tuple[Number, Number, Number]:
-    """The two kernels that n and k in fours have, their splits and costs: where n and k are such,
-    one of them is the cheapest of all; elsewhere there is neither."""
+def _with_even(
+    rows: Work, rule: GemmRule, target: Target, kernels: Chosen, costs: Number
+) -> tuple[Chosen, Number]:
+    """Beside the others the two kernels that n and k in fours have: where n and k are such, one of
+    them is the cheapest of all; elsewhere there is neither."""
+    even = kernels_of(rule.library, "even", rule.isa)[:4]
+    columns, height = even[:2, 0]
     m, n, k = (rows.extents[d][..., None] for d in "mnk")
-    columns, height, *_ = even.whole
     blocks = rows.extents["b"][..., None] * np.ceil(m / height) * np.ceil(n / columns)
-    full = blocks >= even.blocks * target.sms
-    split = np.append(np.ones_like(k), np.ceil(k / even.depth), axis=-1)
+    full = blocks >= rule.even_blocks * target.sms
     there = ((n % 4 == 0) & (k % 4 == 0)) & np.append(full, ~full, axis=-1)
-    return np.transpose([even.whole, even.few]), split, _where(there, -np.inf, np.inf)
+    tn, tm, slices, warps = map(np.append, kernels[:4], even)
+    split = np.append(np.ones_like(k), np.ceil(k / rule.even_depth), axis=-1)
+    split = np.append(kernels[4], split, axis=-1)
+    costs = np.append(costs, _where(there, -np.inf, np.inf), axis=-1)
+    return (tn, tm, slices, warps, split), costs
 
 
-def _named(target: Target) -> Target:
-    """The GPU whose kernels were named, where it has the target's architecture and as many SMs: the
-    library takes the same on both. Else the target."""
-    if target.name == NAMED.get(target.isa, target.name):
-        return target
-    there = load_target(NAMED[target.isa])
-    return there if there.sms == target.sms else target
+def _believed(
+    best: Number,
+    rows: Work,
+    kernels: Chosen,
+    costs: Number,
+    target: Target,
+    p: Mapping[str, Number],
+) -> Number:
+    """The best by the library's rule; the fastest by these formulas where that one is slower by
+    more than `SLACK` (on the GPU whose kernels were named, if it has the target's architecture and
+    as many SMs: the library takes the same on both), and where no rule was read."""
+    there, known = costs < np.inf, known_gpus("gemm").get(target.isa)
+    own_s = _where(there, times_of(rows, target, p, kernels), np.inf)
+    if known is None:
+        return own_s.argmin(axis=-1)
+    named_s = own_s
+    if known.sms == target.sms and known.gpu != target.name:
+        named = load_target(known.gpu)
+        named_s = _where(there, times_of(rows, named, p, kernels), np.inf)
+    far = _at(named_s, best) > (1 + SLACK) * named_s.min(axis=-1)
+    few = rows.extents["m"] <= FEW_ROWS
+    return _where(far | few, own_s.argmin(axis=-1), best)
 
 
 FAMILY = Family("simt", FACTORS, candidates, seconds, choose, FEATURES, BOUND)

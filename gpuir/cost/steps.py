@@ -10,9 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from math import ceil, log2, prod
 from typing import Any
 
+from gpuir.cost.data import table
 from gpuir.cost.work import Detail, Threads
 from gpuir.ops import tensor as t
 
@@ -56,30 +58,6 @@ FFT_POINTS = 4096
 SEARCH_OPS = 12.0  # a step of a bisection: assumed
 NMS_WORD = 64  # boxes that a step of the greedy choice goes through (torchvision, nms_kernel.cu)
 
-# Clocks of the GPU that a column of a matrix takes when the step after it has to wait, by routine:
-# cuSOLVER's panels are chains of small kernels. From public timings at some 1.7 GHz: potrf 0.4 to
-# 0.8 us a column (pytorch PR 173515; mlx PR 4262, L40S), geqrf 2.5 to 4 us (PR 173788, H100;
-# FlagGems PR 5586), getrf 4 us (pytorch PR 56887), syevd 18 us (issue 174674), gesvdj some 48 us
-# (tenferro-rs issue 1720: 256 x 256 in 12.2 ms on A100). geev, and what is made of others: assumed.
-COLUMN_CLOCKS = {
-    "cholesky": 1000.0,
-    "lu": 6000.0,
-    "det": 6000.0,
-    "slogdet": 6000.0,
-    "solve": 7000.0,
-    "inverse": 8000.0,
-    "lu_solve": 1000.0,
-    "solve_triangular": 500.0,
-    "qr": 5000.0,
-    "eigh": 30000.0,
-    "eig": 200000.0,
-    "svd": 80000.0,
-    "pinv": 80000.0,
-    "matrix_exp": 500.0,
-}
-# Matrices of more rows or columns than this one after another: no batched kernel (PyTorch,
-# aten/src/ATen/native/cuda/linalg/BatchLinearAlgebra.cpp and BatchLinearAlgebraLib.cpp).
-BATCHED = {"qr": 256, "eigh": 32, "svd": 32, "pinv": 32, "eig": 0}
 PANEL = 32  # columns of a panel, between the launches of two: assumed
 OUTER = 128  # after so many what is left of the matrix, a third, is read and written: assumed
 
@@ -89,20 +67,25 @@ OUTER = 128  # after so many what is left of the matrix, a third, is read and wr
 # (Cascade Lake, 2.5 GHz) under PyTorch 2.13 by tools/routines.py, but for the last: assumed.
 SORT_CLOCKS, SELECT_CELL_CLOCKS, RANDOM_CLOCKS, SEARCH_CLOCKS = 12.0, 16.0, 20.0, 20.0
 ASKED_CLOCKS, COUNT_CLOCKS = 30.0, 3.0
-# Clocks of a column in LAPACK, and the share of the f32 peak that the rest of it reaches: the same.
-LAPACK_COLUMN = {"svd": 20000.0, "pinv": 20000.0, "eigh": 10000.0, "eig": 20000.0}
-LAPACK = {
-    **dict.fromkeys(("cholesky", "solve_triangular", "lu_solve", "matrix_exp"), 0.3),
-    **dict.fromkeys(("lu", "det", "slogdet", "solve", "inverse"), 0.3),
-    "qr": 0.15,
-    "eigh": 0.3,
-    "eig": 0.1,
-    "svd": 0.3,
-    "pinv": 0.3,
-    "fft": 0.1,
-    "dft": 0.1,
-    "stft": 0.1,
-}
+FFT_SHARE = 0.1  # of a CPU's f32 peak, that transforms reach: the same
+
+
+@dataclass(frozen=True)
+class OfMatrix:
+    """A routine on matrices: a row of data/matrices.csv."""
+
+    routine: str
+    column_clocks: float
+    lapack_share: float
+    source: str
+    batched: int = 1 << 62
+    lapack_clocks: float = 1000.0  # assumed
+
+
+@cache
+def of_matrices() -> dict[str, OfMatrix]:
+    """The routines on matrices, by name."""
+    return {x.routine: x for x in table("matrices", OfMatrix)}
 
 
 @dataclass(frozen=True)
@@ -143,7 +126,7 @@ def of(op: t.Routine | t.TopK) -> Steps:
     """What a routine does."""
     if isinstance(op, t.TopK):
         return _top_k(op)
-    if op.fn in COLUMN_CLOCKS:
+    if op.fn in of_matrices():
         return _decomposition(op)
     return ROUTINES.get(op.fn, _once)(op)
 
@@ -296,7 +279,7 @@ def _transformed(op: t.Routine) -> Steps:
     passes = sum(max(1, ceil(log2(max(n, 2)) / log2(FFT_POINTS))) for n in points)
     once = float(x.nbytes + y.nbytes)
     way = Way(passes * once, float(passes), ops=0.5 * op.flops() + 4 * max(x.size, y.size))
-    return Steps((way,), cpu_clocks=2.0 * _cells(op), cpu_flops=op.flops() / LAPACK["fft"])
+    return Steps((way,), cpu_clocks=2.0 * _cells(op), cpu_flops=op.flops() / FFT_SHARE)
 
 
 def _recurrent(op: t.Routine) -> Steps:
@@ -312,20 +295,21 @@ def _recurrent(op: t.Routine) -> Steps:
 def _decomposition(op: t.Routine) -> Steps:
     """Columns one after another, panels that read and write what is left of the matrix, and the
     products of it all; of a batch beside each other where there is a kernel for that."""
+    own = of_matrices()[op.fn]
     *lead, m, n = op.args[0].type.shape
     count, columns = float(prod(lead)), float(min(m, n))
-    turns = 1.0 if max(m, n) <= BATCHED.get(op.fn, 1 << 62) else max(count, 1.0)
+    turns = 1.0 if max(m, n) <= own.batched else max(count, 1.0)
     factor = 2.0 if op.fn == "qr" and dict(op.attrs).get("mode") != "r" else 1.0
     panels = ceil(columns / PANEL)
     way = Way(
         moved=_bytes(op) * (1 + ceil(columns / OUTER) / 3),
         launches=1 + 2.0 * panels,
-        clocks=COLUMN_CLOCKS[op.fn] * factor * columns * turns,
+        clocks=own.column_clocks * factor * columns * turns,
         ops=4.0 * _cells(op),
         products=float(op.flops()),
     )
-    clocks = LAPACK_COLUMN.get(op.fn, 1000.0) * columns * count
-    return Steps((way,), clocks, op.flops() / LAPACK[op.fn], max(count, 1.0))
+    clocks = own.lapack_clocks * columns * count
+    return Steps((way,), clocks, op.flops() / own.lapack_share, max(count, 1.0))
 
 
 ROUTINES: dict[str, Callable[[t.Routine], Steps]] = {

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from gpuir.cost import lookup
+from gpuir.cost.data import of_isa, table
 from gpuir.cost.family import Family, Terms
 from gpuir.cost.nest import Tiles, cut, is_partitioned, kept_bytes
 from gpuir.cost.power import sustained
@@ -19,15 +20,6 @@ from gpuir.cost.sheet import Factor, Number, Sheet
 from gpuir.cost.steps import Steps
 from gpuir.cost.work import SECTOR_BYTES, CellByCell, Lookup, Serial, Threads, Windowed, Work
 from gpuir.targets.target import Target
-
-# What an SM issues in a clock, in lanes. CUDA C++ Programming Guide, compute capabilities: four
-# schedulers of a warp an instruction, two on 6.0. AMD CDNA3 ISA guide: four SIMDs of 16 lanes.
-NVIDIA_SLOTS = 128.0
-SLOTS = {"sm_60": 64.0}
-
-# What GP100's memory controller reaches over Volta's: 76 % of the peak in STREAM against 95 %
-# (NVIDIA Tesla V100 GPU architecture whitepaper, HBM2 memory architecture).
-GP100_HBM = 0.8
 
 CELLS_A_THREAD = 4  # PyTorch's pointwise kernels: vectors of four
 GATHER_BLOCKS = 8.0  # an SM's in PyTorch's index_select: aten/src/ATen/native/cuda/Indexing.cu
@@ -40,39 +32,7 @@ LOAD_CLOCKS, DRAM_CLOCKS = 190.0, 120.0
 POOL_WARPS = 8  # of its pools: BLOCK_THREADS in aten/src/ATen/native/cuda/DilatedMaxPool2d.cu
 MAP_WARPS = 4  # of its pointwise kernels: 128 threads a block, 256 on AMD
 
-DRAM = (
-    Factor("hbm share", 0.90, 0.6, 1.0, 0.06, "of the listed bandwidth of HBM that streams reach"),
-    Factor("gddr share", 0.77, 0.5, 1.0, 0.06, "the same of GDDR with error codes, in band"),
-    Factor("plain gddr share", 0.92, 0.5, 1.0, 0.06, "the same of GDDR without"),
-    Factor("amd hbm share", 0.84, 0.5, 1.0, 0.06, "the same of HBM on AMD's GPUs"),
-)
-CACHE = (
-    Factor("l2 share", 0.75, 0.2, 1.2, 0.3, "of the listed L2 bandwidth: as L40S quantises"),
-    Factor("partitioned l2 share", 0.42, 0.2, 1.2, 0.3, "the same of an L2 in two partitions"),
-    Factor(
-        "l2 keeps", 1.0, 0.5, 1.5, 0.0, "operands over kept_bytes, at which half is found there"
-    ),
-    Factor(
-        "l2 edge", 15.0, 1.5, 40.0, 0.0, "how sharply that share falls: the exponent of the ratio"
-    ),
-    Factor("sm bytes", 24.0, 8.0, 64.0, 0.0, "a clock that one SM draws from the L2"),
-)
-LANES = (
-    Factor("issue share", 0.9, 0.3, 1.0, 0.1, "of the issue slots that instructions find"),
-    Factor("power pull", 0.3, 0.001, 1.0, 0.0, "exponent of the power share, on the clock"),
-    Factor("amd lane cost", 2.4, 1.0, 4.0, 0.0, "instructions of AMD's libm over NVIDIA's"),
-)
-OVERLAP = Factor("overlap", 3.0, 1.5, 10.0, 0.0, "the exponent of the norm that joins times")
-FACTORS = (
-    *DRAM,
-    *CACHE,
-    *LANES,
-    OVERLAP,
-    Factor("cell wait", 2000.0, 50.0, 9000.0, 0.2, "from a thread's load of one cell to its store"),
-    Factor("strided wait", 9e-7, 5e-7, 2e-6, 0.2, "seconds of it where strides say where it lies"),
-    Factor("start clocks", 700.0, 100.0, 1100.0, 0.3, "a kernel's first loads and last stores"),
-    Factor("quantise clocks", 4000.0, 1000.0, 9000.0, 0.3, "the same where rows are quantised"),
-)
+FACTORS = table("factors/stream", Factor)
 
 
 def seconds(s: Sheet, work: Work, tiles: Tiles, target: Target, p: Mapping[str, Number]) -> Terms:
@@ -229,14 +189,14 @@ def dram_share(target: Target, p: Mapping[str, Number]) -> Number:
         return p["gddr share" if target.dram.ecc else "plain gddr share"]
     if target.vendor == "AMD":
         return p["amd hbm share"]
-    return p["hbm share"] * (GP100_HBM if target.isa == "sm_60" else 1.0)
+    return p["hbm share"] * of_isa("hbm_share", target.isa)
 
 
 def slots(target: Target) -> float:
-    """What an SM issues in a clock, in lanes."""
+    """What an SM issues in a clock, in lanes. AMD CDNA3 ISA guide: four SIMDs of 16 lanes."""
     if target.vendor != "NVIDIA":
         return float(target.sm.fp32_lanes)
-    return SLOTS.get(target.isa, NVIDIA_SLOTS)
+    return of_isa("issue_slots", target.isa)
 
 
 def lanes_s(

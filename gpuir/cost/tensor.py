@@ -14,17 +14,18 @@ from typing import Any
 
 import numpy as np
 
+from gpuir.cost.data import table, tiles_of
 from gpuir.cost.family import Family, Terms
 from gpuir.cost.nest import (
-    L2_BYTES,
     Tiles,
+    board_watts,
     copies_asynchronously,
     instruction,
     is_halved,
     is_partitioned,
     kept_bytes,
+    l2_drawn,
     missed,
-    of_isa,
 )
 from gpuir.cost.sheet import Factor, Number, Sheet
 from gpuir.cost.work import Looped, Timed, Work
@@ -40,7 +41,6 @@ MOST_SPLIT = 32  # assumed: blocks that share one tile's k
 LEAST_STEPS = 4  # assumed: of each of those blocks
 NEWTON = 5  # steps to the clock that power feeds, which is then right to the last digits
 LEAST_S = 1e-12  # of it, and of what it needs: of kernels without products
-IDLE_SHARE = 0.25  # assumed: of the board's power, for memory, fans and leakage
 JOULES_HZ = 1.41e9  # the clock that factors `joules` are of: A100's (NVIDIA A100 whitepaper)
 CLUSTER_READS = 0.75  # assumed: blocks in pairs, one operand of two read once for both
 
@@ -57,12 +57,6 @@ BESIDE = 0.5
 UNALIGNED = 2.0
 ALIGNED_BYTES = 16
 
-# Tiles (m, n) of cuBLAS and CUTLASS kernels for 16-bit operands, usual ones first: multiples of the
-# matrix instruction, whose larger side (64 or 128 with wgmma and tcgen05, PTX ISA) may serve n.
-SHAPES = (
-    *((128, 128), (256, 128), (128, 256), (128, 64), (64, 128)),
-    *((64, 64), (32, 64), (16, 128), (16, 64)),
-)
 
 # Matrix units at half their rate wait for nothing else: Nsight Compute shows them 95.7 % busy in a
 # product on an RTX 4060, 89.9 % with sums in f16 (triton-lang/triton, issue 10851). No rows are of
@@ -70,82 +64,8 @@ SHAPES = (
 # twice the clocks to hide them: specs/measurements/torch-mm.csv, GeForce boards and L20.
 HALVED_LEAK = 0.5
 
-_FITTED = "fitted on the kernel tables gemm and mlp_ops"
 
-
-def _factors() -> tuple[Factor, ...]:
-    def f(name: str, value: float, low: float, high: float, spread: float, what: str) -> Factor:
-        return Factor(name, value, low, high, spread, f"{what}; {_FITTED}")
-
-    return (
-        f("compute share", 0.873, 0.5, 1.0, 0.03, "of the listed rate, in the inner loop"),
-        f("halved share", 0.957, 0.8, 1.0, 0.03, "the same of units held to a half or less"),
-        f("joules mma", 1.37, 0.3, 3.0, 0.1, "pJ a 16-bit flop at 1.41 GHz, operands included"),
-        f("joules wgmma", 0.72, 0.3, 3.0, 0.1, "the same, operands from shared memory"),
-        f("joules tcgen05", 0.65, 0.3, 3.0, 0.1, "the same, sums in tensor memory"),
-        f("joules narrow", 0.65, 0.0, 1.0, 0.0, "exponent of the width of operands in that"),
-        f("joules blank", 0.75, 0.3, 1.0, 0.0, "of that, where a weight was never written"),
-        f("power bend", 0.534, 0.4, 0.9, 0.0, "exponent of the clock in the power that is left"),
-        f("slack", 9.0, 1.0, 100.0, 0.0, "J beyond what the board has, until the clock follows"),
-        f("sm bytes", 77.5, 32.0, 256.0, 0.0, "a clock into one SM, shared reads counted twice"),
-        f("l2 share mma", 1.27, 0.3, 2.0, 0.1, "of the listed L2 rate"),
-        f("l2 share async", 2.02, 0.3, 3.0, 0.1, "the same, reads that blocks share counted twice"),
-        f("leak mma", 0.317, 0.0, 1.0, 0.0, "of the shorter of products and loads, not hidden"),
-        f("leak async", 0.00827, 0.0, 1.0, 0.0, "the same, where hardware copies whole tiles"),
-        f("leak scaled", 0.76, 0.0, 1.0, 0.0, "the same, with scales a row or a block"),
-        f("step ns mma", 225.0, 20.0, 600.0, 0.1, "the least of a step: a chain of waits"),
-        f("step ns async", 80.0, 10.0, 600.0, 0.1, "the same, with wgmma and tcgen05"),
-        f("step ns row scales", 85.0, 10.0, 600.0, 0.0, "the same, with scales a row"),
-        f("step ns block scales", 135.0, 10.0, 600.0, 0.0, "the same, with scales a block"),
-        f("step ns plugin", 140.0, 10.0, 600.0, 0.0, "the same, of TensorRT-LLM's plug-ins"),
-        f("tile ns mma", 300.0, 30.0, 4000.0, 0.15, "a tile's first loads and last stores"),
-        f("tile ns async", 95.0, 30.0, 4000.0, 0.15, "the same, where tiles overlap"),
-        f("tile ns scaled", 600.0, 30.0, 4000.0, 0.0, "the same, with scales"),
-        f("tile clocks plugin", 1400.0, 30.0, 6000.0, 0.0, "the same of TensorRT-LLM's plug-ins"),
-        f("tail mma", 0.333, 0.0, 1.0, 0.0, "of the last wave's idle time, lost"),
-        f("tail async", 0.0431, 0.0, 1.0, 0.0, "the same, where blocks fetch their own work"),
-        f("tail scaled", 0.502, 0.0, 1.0, 0.0, "the same, with scales"),
-        f("store bytes", 19.0, 4.0, 256.0, 0.0, "a clock out of one SM"),
-        f("dram share HBM2", 0.764, 0.5, 1.0, 0.05, "of the listed bandwidth"),
-        f("dram share HBM3", 0.848, 0.5, 1.0, 0.05, "of the listed bandwidth"),
-        f("dram share GDDR", 0.79, 0.77, 0.9, 0.05, "the same, error codes in band"),
-        f("dram share plain GDDR", 0.92, 0.5, 1.0, 0.05, "the same without; as of streams"),
-        f("ramp clocks mma", 2400.0, 100.0, 2e4, 0.1, "until operands stream at that rate"),
-        f("ramp clocks async", 2400.0, 100.0, 2e4, 0.1, "the same, hardware copies whole tiles"),
-        f("ramp clocks scaled", 4400.0, 100.0, 2e4, 0.0, "the same, with scales"),
-        f(
-            "start clocks mma",
-            4000.0,
-            1000.0,
-            9e3,
-            0.1,
-            "clocks from launch until the first block works",
-        ),
-        f("start clocks wgmma", 4800.0, 1000.0, 9e3, 0.1, "the same"),
-        f("start clocks tcgen05", 3700.0, 1000.0, 9e3, 0.1, "the same"),
-        f(
-            "start clocks scaled",
-            5000.0,
-            1000.0,
-            9e3,
-            0.0,
-            "the same, after the kernel that quantises",
-        ),
-        f("start clocks plugin", 12000.0, 1000.0, 3e4, 0.0, "the same, of TensorRT-LLM's plug-ins"),
-        f("plugin share", 0.522, 0.1, 1.0, 0.0, "of the rate, 8-bit plug-ins made for older units"),
-        f("overlap", 2.96, 1.2, 8.0, 0.0, "exponent of the norm that joins compute and memory"),
-        f("split mma", 2.21, 0.1, 10.0, 0.0, "us to wait for the blocks that share a tile"),
-        f("split async", 2.7, 0.1, 10.0, 0.0, "the same, with wgmma and tcgen05"),
-        f("split rate", 0.471, 0.05, 5.0, 0.0, "of the listed L2 rate, joining partial sums"),
-        f("l2 kept", 0.463, 0.01, 1.5, 0.0, "of the L2, for what other waves read again"),
-        f("l2 weights", 1.0, 0.3, 1.3, 0.0, "of the L2, for weights between their turns"),
-        f("l2 results", 0.7, 0.3, 1.3, 0.0, "of the L2, for activations and results"),
-        f("l2 edge", 0.3, 0.1, 2.0, 0.0, "how much more than that until none is kept"),
-        f("lane share", 0.104, 0.0, 1.0, 0.0, "of the lanes' time, not hidden"),
-    )
-
-
-FACTORS = _factors()
+FACTORS = table("factors/tensor", Factor)
 
 # Kinds of product whose kernels do not share out k, by what `Work.kind` says: operands with scales
 # a row (CUTLASS) or a block (DeepGEMM), and TensorRT-LLM's plug-ins for narrow weights.
@@ -215,7 +135,7 @@ def _compute(
     share = p[f"l2 share {age}"] / at_work
     l2_rate = share * target.l2_bytes_per_s
     l2_rate = s.put("l2 rate of a block", l2_rate, "bytes/s", "what the SMs at work share")
-    follows = share * of_isa(L2_BYTES, target.isa) * target.sms * target.clock_hz
+    follows = share * l2_drawn(target) * target.sms
     step = _step(s, work, tiles, target, p, peak, l2_rate, follows)
     out = sum((o.cell_bytes for o in work.operands if o.staging == "written"), 0.0)
     out = tm * tn * out * (BESIDE if unit == "tcgen05" else 1.0)
@@ -386,7 +306,7 @@ def _slower(
     if timed and timed.blank:
         joules = joules * p["joules blank"]
     watts = s.put("power wanted", joules * work.products / busy, "W", "at the full clock")
-    left = target.tdp_w * (1 - IDLE_SHARE)
+    left = board_watts(target)
     fed = _fed_s(s, joules * work.products / left, sums, p)
     slower = s.xp.maximum(1.0, fed / busy)
     if timed is not None:
@@ -488,7 +408,7 @@ def _table(target: Target, bits: int) -> tuple[Any, ...]:
     tk = STEP_BYTES * 8 // bits
     most = MOST_STAGES if copies_asynchronously(target) else 2
     rows: list[tuple[float, ...]] = []
-    for tm, tn in SHAPES:
+    for _, tm, tn in tiles_of("tensor"):
         stages = target.sm.smem_bytes_per_block // ((tm + tn) * STEP_BYTES + 1024)
         warps = 8 if tm * tn > 128 * 128 else 4
         if stages:

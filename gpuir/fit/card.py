@@ -133,7 +133,7 @@ def _factors(model: Model) -> Iterator[str]:
         for f in FAMILIES[name].factors:
             moves = [d.get(f.name, 0.0) for d in trained.architectures.values()]
             spread = f"{np.exp(min(moves)):.2f} to {np.exp(max(moves)):.2f}" if f.spread else ""
-            yield f"| {f.name} | {trained.factors[f.name]:.4g} | {spread} | {f.what} |\n"
+            yield f"| {f.name} | {trained.factors[f.name]:.4g} | {spread} | {f.text} |\n"
         if trained.net is not None:
             inputs = ", ".join(FAMILIES[name].features)
             shape = "x".join(str(n) for n in trained.net.hidden.shape)

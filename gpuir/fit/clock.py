@@ -3,28 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
+from gpuir.cost.data import table
 from gpuir.cost.roofline import bounds
 from gpuir.cost.sheet import Number
 from gpuir.fit.batch import Batch, Clock
 from gpuir.fit.columns import Floats
 from gpuir.fit.readers import Timing
 
-# Where the kernel of an eager call starts, as a share of the host's time between the two events, on
-# NVIDIA GPUs and on AMD's. Fitted on the NeuSight elementwise, softmax and layernorm rows (from
-# 0.44 to 0.46 on A100, P100, P4, T4 and V100, 0.67 to 0.76 on MI100 and MI210). Layer norm makes
-# three tensors before its launch. Products look for a kernel first: the middle of what fits rows on
-# the floor best (0.45 batched, 0.6 linear) and rows up to sixteen times above it (0.75, 0.9).
-LEAD_SHARE = 0.45, 0.70
-LEAD_SHARES = {
-    "layernorm": (0.60, 0.77),
-    **dict.fromkeys(("bmm", "matmul"), (0.65, 0.85)),
-    **dict.fromkeys(("linear", "addmm"), (0.78, 0.65)),
-    "conv": (0.40, 0.40),
-}
+
+@dataclass(frozen=True)
+class EagerCall:
+    """The host's part of an operator's call: a row of data/eager_calls.csv."""
+
+    op: str
+    lead_nvidia: float
+    lead_amd: float
+    floor_nvidia_s: float
+    floor_amd_s: float
+
+
+def _call(op: str) -> EagerCall:
+    calls = {c.op: c for c in table("eager_calls", EagerCall, "fit")}
+    return calls.get(op, calls[""])
+
 
 # The floor is what tiny kernels measure. A kernel of which the roofline is `TINY_S` takes less than
 # any host's dispatch, if it is not of the few that are slow for another reason: the lower quartile.
@@ -35,17 +40,6 @@ QUANTILE = 0.25
 # above any kernel of such a roofline is the host's; the upper quartile.
 VARIED_S = {"conv": 5e-5}
 FEWEST_TINY = 6
-# Where a table has no tiny kernels: NeuSight's tables, NVIDIA and AMD; the median of the GPUs.
-USUAL_FLOORS_S = {
-    "linear": (55e-6, 60e-6),
-    "addmm": (55e-6, 60e-6),
-    "conv": (70e-6, 70e-6),
-    "bmm": (34e-6, 32e-6),
-    "matmul": (34e-6, 32e-6),
-    "layernorm": (48e-6, 26e-6),
-    "softmax": (34e-6, 22e-6),
-}
-USUAL_FLOOR_S = 31e-6, 17e-6
 
 
 def clocked(batches: Sequence[Batch], timing: Timing) -> tuple[Batch, ...]:
@@ -89,7 +83,7 @@ def _host_bound(batches: Sequence[Batch]) -> Iterator[Batch]:
             floor_s = quartile.get((*place, *stack), 0.0)
             if floor_s > max(HOST_BOUND * least_s, HOST_BOUND_S):
                 bound[rows] = True
-                clock = Clock(floor_s, LEAD_SHARE[0] * floor_s)
+                clock = Clock(floor_s, _call("").lead_nvidia * floor_s)
                 yield replace(batch.take(rows), clock=clock, rough=True)
         if not bound.all():
             yield batch.take(~bound) if bound.any() else batch
@@ -98,15 +92,16 @@ def _host_bound(batches: Sequence[Batch]) -> Iterator[Batch]:
 def clock_of(batches: Sequence[Batch], timing: Timing) -> Clock:
     """The clock of one operator's measurements on one device, made by events or the host."""
     op, amd = batches[0].op, batches[0].target.vendor == "AMD"
+    call = _call(op)
     least = VARIED_S.get(op, TINY_S)
     tiny = np.concatenate([b.latency_s[roof_s(b) < least] for b in batches])
     if len(tiny) >= FEWEST_TINY:
         floor_s = float(np.quantile(tiny, 0.75 if op in VARIED_S else QUANTILE))
     else:
         least_s = min(float(b.latency_s.min()) for b in batches)
-        usual = USUAL_FLOORS_S.get(op, USUAL_FLOOR_S)
-        floor_s = min(usual[amd], least_s)
-    share = LEAD_SHARES.get(op, LEAD_SHARE)[amd] if timing == "events" else 1.0
+        floor_s = min(call.floor_amd_s if amd else call.floor_nvidia_s, least_s)
+    lead = call.lead_amd if amd else call.lead_nvidia
+    share = lead if timing == "events" else 1.0
     return Clock(floor_s, floor_s * share)
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from gpuir.cost import routing, sized
 from gpuir.cost.generated import cost_of as generated_cost
 from gpuir.cost.generated.legal import fastest
-from gpuir.cost.grouped import LAUNCHES
+from gpuir.cost.grouped import measured
 from gpuir.cost.lanes import lane_ops
 from gpuir.cost.products import roles_of
 from gpuir.cost.sheet import Number
@@ -560,7 +560,7 @@ def _experts(
     library: str = "cutlass",
     math: None = None,
 ) -> Work:
-    _one_of("experts", "library", library, tuple(LAUNCHES))
+    _one_of("experts", "library", library, tuple(dict.fromkeys(e.library for e in measured())))
     _one_of("experts", "scales", scales, ("", "block"))
     _check_parts("experts", "experts", experts, "topk", topk, False)
     _check_parts("experts", "experts", experts, "ranks", ranks, True)

@@ -7,9 +7,7 @@ from typing import Any
 
 from gpuir.cost.nest import Tiles
 from gpuir.tune.kernels import Kernel, kernel, nest
-from gpuir.tune.templates import Meta, Template
-
-POWERS = (8, 16, 32)
+from gpuir.tune.templates import Meta, Template, values_of
 
 
 def _xgemm_kernel(given: Mapping[str, Any]) -> Kernel:
@@ -106,18 +104,8 @@ def _product_tile(p: Meta) -> Tiles:
     )
 
 
-BLOCKS = (16, 32, 64, 128, 256)
-PRODUCT = {
-    "BLOCK_SIZE_M": BLOCKS,
-    "BLOCK_SIZE_N": BLOCKS[1:],
-    "BLOCK_SIZE_K": (64, 128, 256),
-    "GROUP_SIZE_M": (1, 16, 32, 64),
-    "num_warps": (4, 8),
-    "num_stages": (2, 3, 4, 5),
-}
-
 # CLBlast's product, two kernels of Kernel Tuner's benchmarks (convolution, dedispersion), and the
-# products of vLLM's and SGLang's Triton kernels, with the spaces of their tuners for NVIDIA GPUs.
+# products of vLLM's and SGLang's Triton kernels.
 TEMPLATES: Mapping[str, Template] = {
     t.name: t
     for t in (
@@ -125,47 +113,22 @@ TEMPLATES: Mapping[str, Template] = {
             "clblast.xgemm",
             _xgemm_kernel,
             _xgemm_tile,
-            {
-                **dict.fromkeys(("MWG", "NWG"), (16, 32, 64, 128)),
-                "KWG": (32,),
-                **dict.fromkeys(("MDIMC", "NDIMC", "MDIMA", "NDIMB"), POWERS),
-                "KWI": (2,),
-                **dict.fromkeys(("VWM", "VWN"), (1, 2, 4, 8)),
-                **dict.fromkeys(("STRM", "STRN"), (0,)),
-                **dict.fromkeys(("SA", "SB"), (0, 1)),
-            },
+            values_of("clblast.xgemm"),
             _xgemm_allows,
         ),
         Template(
             "kernel_tuner.convolution",
             _convolution_kernel,
             _convolution_tile,
-            {
-                "block_size_x": tuple(range(16, 257, 16)),
-                "block_size_y": tuple(range(1, 17)),
-                "tile_size_x": (1, 2, 3, 4),
-                "tile_size_y": (1, 2, 3, 4),
-                "read_only": (0, 1),
-                "use_padding": (0, 1),
-                "use_shmem": (0, 1),
-            },
+            values_of("kernel_tuner.convolution"),
         ),
-        Template("vllm.fused_moe", _product, _product_tile, PRODUCT),
-        Template(
-            "vllm.block_gemm", _product, _product_tile, {**PRODUCT, "BLOCK_SIZE_K": (64, 128)}
-        ),
+        Template("vllm.fused_moe", _product, _product_tile, values_of("vllm.fused_moe")),
+        Template("vllm.block_gemm", _product, _product_tile, values_of("vllm.block_gemm")),
         Template(
             "kernel_tuner.dedispersion",
             _dedispersion_kernel,
             _dedispersion_tile,
-            {
-                "block_size_x": (1, 2, 4, 8, 16, 32),
-                "block_size_y": tuple(range(32, 257, 8)),
-                "tile_size_x": (1, 2, 3, 4),
-                "tile_size_y": tuple(range(1, 9)),
-                "tile_stride_x": (0, 1),
-                "tile_stride_y": (0, 1),
-            },
+            values_of("kernel_tuner.dedispersion"),
         ),
     )
 }

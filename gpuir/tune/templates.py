@@ -12,12 +12,29 @@ from typing import Any
 
 import numpy as np
 
+from gpuir.cost.data import table
 from gpuir.cost.nest import Tiles
 from gpuir.cost.sheet import Number
 from gpuir.ir.errors import UsageError, nearest
 from gpuir.tune.kernels import Kernel
 
 Meta = Mapping[str, Number]
+
+
+@dataclass(frozen=True)
+class TriedValues:
+    """What a tuner tries for one meta-parameter of a kernel: a row of data/spaces.csv."""
+
+    kernel: str
+    parameter: str
+    values: tuple[int, ...]
+
+
+def values_of(kernel: str) -> dict[str, tuple[int, ...]]:
+    """What tuners try for each meta-parameter of a public kernel."""
+    return {
+        v.parameter: v.values for v in table("spaces", TriedValues, "tune") if v.kernel == kernel
+    }
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from gpuir.cost.nest import Tiles
 from gpuir.ir.errors import UsageError, nearest
 from gpuir.ir.types import DTYPES, DType, f32, tf32
 from gpuir.tune.kernels import Kernel, kernel
-from gpuir.tune.templates import Meta, Template
+from gpuir.tune.templates import Meta, Template, values_of
 
 Args = Mapping[str, Any]
 
@@ -153,14 +153,7 @@ MATMUL = Template(
     "matmul",
     _matmul,
     _blocks,
-    {
-        "BLOCK_SIZE_M": (128, 64, 256, 32, 16),
-        "BLOCK_SIZE_N": (128, 64, 256, 32, 16),
-        "BLOCK_SIZE_K": (64, 32, 128, 16),
-        "GROUP_SIZE_M": (8, 1),
-        "num_warps": (4, 8, 2),
-        "num_stages": (3, 4, 2, 5),
-    },
+    values_of("matmul"),
 )
 
 
@@ -175,18 +168,12 @@ ADD = Template(
         dtype=dtype_of(args, "x_ptr"),
     ),
     lambda meta: Tiles({"i": meta["BLOCK_SIZE"]}, warps=meta["num_warps"]),
-    {"BLOCK_SIZE": (1024, 512, 2048, 256, 4096, 8192, 128), "num_warps": (4, 8, 2, 1, 16)},
+    values_of("add"),
 )
 
 
 def _row(meta: Meta) -> Tiles:
     return Tiles({"o": 1.0, "r": meta["BLOCK_SIZE"]}, warps=meta["num_warps"])
-
-
-ROWS = {
-    "BLOCK_SIZE": (1024, 2048, 512, 4096, 256, 8192, 128, 16384, 32768, 65536, 64),
-    "num_warps": (8, 4, 16, 2, 1, 32),
-}
 
 
 def _holds_a_row(k: Kernel, meta: Meta) -> Any:
@@ -206,7 +193,7 @@ SOFTMAX = Template(
         dtype=dtype_of(args, "input_ptr"),
     ),
     _row,
-    {**ROWS, "num_stages": (4, 2)},
+    values_of("softmax"),
     _holds_a_row,
 )
 
@@ -227,7 +214,7 @@ def _norm(args: Args) -> Kernel:
 
 
 # 05-layer-norm.py: _layer_norm_fwd_fused. A program takes a row, in steps of a block.
-LAYER_NORM = Template("layer norm", _norm, _row, ROWS)
+LAYER_NORM = Template("layer norm", _norm, _row, values_of("layer norm"))
 
 
 def _attention(args: Args) -> Kernel:
@@ -258,12 +245,7 @@ ATTENTION = Template(
         stages=meta["num_stages"],
         warps=meta["num_warps"],
     ),
-    {
-        "BLOCK_M": (128, 64, 32, 16),
-        "BLOCK_N": (64, 32, 128, 16),
-        "num_warps": (4, 8, 2),
-        "num_stages": (3, 4, 2, 1),
-    },
+    values_of("attention"),
     _fits_the_head,
 )
 

@@ -17,6 +17,7 @@ from cost.works import flat
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gpuir.cost.data import OfArchitecture, table
 from gpuir.cost.explain import LONGEST, Line, explained, number, terms
 from gpuir.cost.learned import Interval, Trained
 from gpuir.cost.reading import work_of
@@ -56,13 +57,13 @@ def test_formulas_give_their_values(op, target, predictor):
 
 @cache
 def constants() -> frozenset[str]:
-    """Numbers that the formulas' own code states."""
+    """Numbers that the formulas' own code states, or the table of architectures."""
     found = {"0.5", "16"}  # bits / 2 and the like
     for path in (Path(__file__).parents[2] / "gpuir/cost").glob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Constant) and isinstance(node.value, int | float):
                 found.add(number(node.value))
-    return frozenset(found)
+    return frozenset(found | {number(q.value) for q in table("architectures", OfArchitecture)})
 
 
 @pytest.mark.slow

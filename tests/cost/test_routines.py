@@ -77,7 +77,7 @@ def test_more_is_never_cheaper(rows, cells, data, target, dtype):
 
 
 @pytest.mark.parametrize("target", TARGETS)
-@pytest.mark.parametrize("fn", sorted(steps.COLUMN_CLOCKS))
+@pytest.mark.parametrize("fn", sorted(steps.of_matrices()))
 def test_larger_matrices_take_longer(fn, target):
     times = [matrix(fn, n, target).time_s for n in (8, 33, 64, 257, 512, 1500)]
     assert all(a < b for a, b in pairwise(times))
@@ -167,7 +167,7 @@ def test_what_tables_have_is_not_uncertain():
 
 def test_every_routine_has_steps():
     """By a row, or as bytes once: which is a choice, said here."""
-    once = set(ROUTINES) - set(steps.ROUTINES) - set(steps.COLUMN_CLOCKS)
+    once = set(ROUTINES) - set(steps.ROUTINES) - set(steps.of_matrices())
     assert once == {
         "adaptive_pool", "adaptive_pool_gradient", "col2im", "coupled", "crop_and_resize",
         "deform_conv", "digit_sort", "edge_padding_gradient", "grid_sample", "im2col",

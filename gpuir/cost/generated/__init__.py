@@ -26,6 +26,7 @@ from typing import Any, Literal
 import numpy as np
 
 from gpuir.cost import tile as library
+from gpuir.cost.data import known_gpus
 from gpuir.cost.family import Terms
 from gpuir.cost.generated import lanes, matrix, rows
 from gpuir.cost.generated.parts import Counts, power_of_two, sizes_of
@@ -101,20 +102,10 @@ def read(text: str) -> Fitted:
     return Fitted(factors, Net(**arrays) if arrays else None)
 
 
-# Of GPUs with tables of winners, the one that the network takes others of their architecture for.
-MEASURED = {
-    "sm_80": "a100-sxm-80gb",
-    "sm_89": "l40s",
-    "sm_90": "h100-sxm-80gb",
-    "sm_100": "b200-sxm-180gb",
-    "sm_121": "gb10",
-    "gfx942": "mi300x",
-}
-
-
 @lru_cache(maxsize=256)
 def _of_isa(isa: str) -> Target | None:
-    names = [MEASURED[isa]] if isa in MEASURED else target_names()
+    known = known_gpus("generated").get(isa)
+    names = [known.gpu] if known else target_names()
     return next((t for t in map(load_target, names) if t.isa == isa), None)
 
 

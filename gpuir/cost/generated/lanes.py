@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from gpuir.cost.data import table
 from gpuir.cost.family import Terms
 from gpuir.cost.generated.parts import (
     BANKS,
@@ -44,59 +45,6 @@ from gpuir.targets.target import Target
 UNROLLED = 4.0  # assumed: trips of a loop that a compiler writes out where nobody says how many
 TOGETHER = 8.0  # assumed: loads in place that a thread waits for at once
 WIDEST = 4.0  # words of a load: 128 bits (PTX ISA, ld)
-
-
-def _factors() -> tuple[Factor, ...]:
-    def f(name: str, value: float, low: float, high: float, what: str) -> Factor:
-        return Factor(name, value, low, high, 0.0, f"{what}; fitted on the sweeps of kernel tuners")
-
-    return (
-        f("fma", 1.05, 0.95, 1.2, "of the lanes' time at their listed rate"),
-        f("issue", 0.6, 0.3, 1.2, "of the issue slots' time"),
-        f("shared", 0.9, 0.5, 2.0, "of a pass over shared memory"),
-        f("direct", 0.9, 0.5, 2.0, "of a load that the first cache serves"),
-        f("overlap", 3.0, 1.5, 16.0, "exponent of the norm that joins the units of an SM"),
-        f("address", 2.0, 0.3, 12.0, "instructions around a load that stages"),
-        f("loop", 4.0, 0.5, 24.0, "instructions around a trip of a loop"),
-        f("point", 6.0, 0.5, 24.0, "instructions of an address that is computed when it is read"),
-        f("convert", 2.0, 0.2, 8.0, "clocks of a warp that turns numbers into such an address"),
-        f(
-            "points gfx9",
-            12.0,
-            0.5,
-            36.0,
-            "the same on gfx9, of a thread's cells after its first",
-        ),
-        f("row", 2.0, 0.1, 24.0, "instructions once for a thread's cells of such a row"),
-        f("memory wait", 400.0, 80.0, 1500.0, "clocks until a step's data are there"),
-        f("in flight", 2.0, 1.0, 16.0, "loads of a thread that wait together"),
-        f("barrier", 35.0, 5.0, 200.0, "clocks of a barrier"),
-        f("chain", 8.0, 1.0, 60.0, "clocks of a trip that nothing in the block hides"),
-        f("direct wait", 80.0, 8.0, 500.0, "clocks of a trip of loads in place"),
-        f("block", 700.0, 100.0, 4000.0, "clocks to start and finish a block"),
-        f("leak", 0.3, 0.0, 1.0, "of the shorter of work and waits, not hidden"),
-        f("tail", 0.6, 0.0, 1.0, "of the last round, felt"),
-        f("registers", 28.0, 8.0, 60.0, "of a thread, besides its cells"),
-        f("kept", 0.05, 0.002, 1.0, "registers for each value that is kept to be used again"),
-        f("kept amd", 0.6, 0.05, 2.0, "the same, of AMD's compiler"),
-        f("reload", 2000.0, 20.0, 20000.0, "values between two uses, from where half are reloaded"),
-        f("reload read-only", 0.47, 0.01, 1.0, "share that read-only loads reload at least"),
-        f("guard", 8.0, 0.3, 24.0, "instructions of a load that may be beyond the edge"),
-        f("guard amd", 30.0, 1.0, 200.0, "the same, of AMD's compiler"),
-        f("guarded chain", 3.0, 0.1, 10.0, "times longer a trip of such loads waits"),
-        f("guarded chain amd", 20.0, 1.0, 200.0, "the same, of AMD's compiler"),
-        f(
-            "ragged amd",
-            5.0,
-            0.1,
-            40.0,
-            "clocks of a staged value where tiles do not divide",
-        ),
-        f("spill", 1.0, 0.1, 20.0, "of the bytes of values that do not fit the registers"),
-        f("miss", 0.4, 0.02, 2.0, "of direct loads beyond the first cache, that reach the L2"),
-        f("l2 share", 0.7, 0.2, 2.0, "of the listed L2 rate"),
-        f("dram share", 0.8, 0.5, 1.0, "of the listed DRAM rate"),
-    )
 
 
 @dataclass(frozen=True)
@@ -477,4 +425,4 @@ def seconds(s: Sheet, c: Nested, target: Target, p: Mapping[str, Number]) -> Ter
     return Terms(compute, memory, total - xp.maximum(compute, memory), 0.0)
 
 
-FACTORS = _factors()
+FACTORS = table("factors/generated_lanes", Factor)

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from gpuir.cost.data import table
 from gpuir.cost.family import Terms
 from gpuir.cost.generated.parts import (
     LINE_BYTES,
@@ -40,41 +41,7 @@ WARP_ROWS = 16  # of one matrix instruction of a warp, of eight columns (PTX ISA
 GROUP_ROWS = 64  # of one of four warps (PTX ISA, wgmma.m64)
 
 
-def _factors() -> tuple[Factor, ...]:
-    def f(name: str, value: float, low: float, high: float, what: str) -> Factor:
-        return Factor(name, value, low, high, 0.0, f"{what}; fitted on tuned Triton kernels")
-
-    return (
-        f("inner", 0.75, 0.3, 1.0, "of the listed rate, in the inner loop"),
-        f("narrow", 0.6, 0.2, 1.0, "of that, by instructions of one warp where there are wider"),
-        f("few warps", 0.3, 0.01, 2.0, "exponent of 4 over the warps of an SM, where they are few"),
-        f("shared bytes", 110.0, 32.0, 256.0, "a clock out of shared memory"),
-        f("copy", 0.6, 0.05, 2.0, "of those, for each byte that is copied in"),
-        f("convert", 1.0, 0.1, 8.0, "instructions of a weight that is unpacked"),
-        f("scale", 1.0, 0.05, 8.0, "instructions of a sum whose block has a scale"),
-        f("leak", 0.3, 0.0, 1.0, "of the shorter of a step's work, not hidden"),
-        f("wait", 900.0, 200.0, 3000.0, "clocks from a copy's start to its data"),
-        f("ahead", 0.6, 0.1, 1.0, "of the copies ahead that hide it"),
-        f("block", 1500.0, 200.0, 8000.0, "clocks to start and finish a block"),
-        f("store bytes", 32.0, 4.0, 256.0, "a clock out of an SM"),
-        f("blocks leak", 0.3, 0.05, 1.0, "of a block's waits that the others do not hide"),
-        f("tail", 0.6, 0.0, 1.0, "of the last round, felt"),
-        f("registers", 60.0, 24.0, 120.0, "of a thread, besides its sums"),
-        f("operands", 0.3, 0.02, 1.0, "registers a register's worth of operands of a step"),
-        f("spill", 2.0, 0.1, 40.0, "of the time of a step's spilled values"),
-        f("l2 share", 0.7, 0.2, 2.0, "of the listed L2 rate"),
-        f("dram share", 0.8, 0.5, 1.0, "of the listed DRAM rate"),
-        f("burst HBM", 20.0, 0.5, 400.0, "bytes of a row that cost as much as finding it"),
-        f("burst GDDR", 80.0, 0.5, 800.0, "the same"),
-        f("l2 kept", 0.5, 0.02, 2.0, "of the L2, for what other groups of blocks read again"),
-        f("flight", 0.7, 0.1, 3.0, "times the copies in flight that fill the DRAM's rate"),
-        f("overlap", 3.0, 1.2, 12.0, "exponent of the norm that joins arithmetic and memory"),
-        f("start", 1.5, 0.1, 8.0, "us until the first block works"),
-        f("split", 1.5, 0.1, 10.0, "us to join parts of one tile"),
-    )
-
-
-FACTORS = _factors()
+FACTORS = table("factors/generated_matrix", Factor)
 
 
 @dataclass(frozen=True)

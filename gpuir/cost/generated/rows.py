@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from gpuir.cost.data import table
 from gpuir.cost.family import Terms
 from gpuir.cost.generated.parts import (
     Counts,
@@ -31,28 +32,7 @@ from gpuir.targets.target import Target
 VECTOR_BYTES = 16.0  # of a thread's widest load (PTX ISA, ld.v4)
 
 
-def _factors() -> tuple[Factor, ...]:
-    def f(name: str, value: float, low: float, high: float, what: str) -> Factor:
-        return Factor(name, value, low, high, 0.0, f"{what}; assumed")
-
-    return (
-        f("registers", 20.0, 8.0, 40.0, "of a thread, besides its cells"),
-        f("wait", 600.0, 200.0, 1500.0, "clocks from a load to its data"),
-        f("barrier", 40.0, 10.0, 200.0, "clocks of a barrier"),
-        f("shuffle", 30.0, 10.0, 60.0, "clocks of one of the steps in which a warp reduces"),
-        f("block", 700.0, 100.0, 4000.0, "clocks to start and finish a block"),
-        f("issue", 1.0, 0.3, 2.0, "of the issue slots' time"),
-        f("address", 6.0, 1.0, 20.0, "instructions of a thread around a load or a store"),
-        f("leak", 0.3, 0.0, 1.0, "of the shorter of work and waits, not hidden"),
-        f("tail", 0.5, 0.0, 1.0, "of the last round, felt"),
-        f("l2 share", 0.8, 0.2, 2.0, "of the listed L2 rate"),
-        f("dram share", 0.88, 0.5, 1.0, "of the listed DRAM rate"),
-        f("start", 1.0, 0.1, 8.0, "us until the first block works"),
-        f("spill", 2.0, 0.1, 20.0, "passes of values that do not fit the registers"),
-    )
-
-
-FACTORS = _factors()
+FACTORS = table("factors/generated_rows", Factor)
 
 
 @dataclass(frozen=True)

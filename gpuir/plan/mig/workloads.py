@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from math import inf
 
-from gpuir.cost.power import IDLE_SHARE, bend
+from gpuir.cost.nest import board_watts
+from gpuir.cost.power import bend
 from gpuir.simulate.memory import CONTEXT_BYTES, available_bytes
 from gpuir.simulate.sharing import Common, Load, Mode, Tenant
 from gpuir.targets.load import load_target
@@ -149,11 +149,6 @@ class Setting:
 def board_of(place: str) -> str:
     """The GPU of a place: `GPU 0` of `GPU 0: 3g.20gb at 4`."""
     return place.partition(":")[0]
-
-
-def board_watts(target: Target) -> float:
-    """The watts that a board has for arithmetic."""
-    return inf if target.tdp_w is None else target.tdp_w * (1 - IDLE_SHARE)
 
 
 def check_memory(target: Target, runs: Sequence[Alone], *, one_after_another: bool) -> None:
