@@ -10,7 +10,7 @@ without dimension, but for the fixed times; they and what measurements add are i
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import exp, prod
@@ -24,6 +24,8 @@ from gpuir.cost.sheet import Number, Sheet
 from gpuir.ir.errors import TargetError
 from gpuir.ir.types import DType
 from gpuir.targets.cluster import Cluster, Level
+
+_where: Callable[..., Number] = np.where
 
 BY = "collective@2"
 Kind = Literal[
@@ -281,17 +283,20 @@ FACTS = (("link rate", "bytes/s"), ("wire", "bytes"), ("network", "s"))
 
 @dataclass(frozen=True)
 class Way:
-    """Seconds of one algorithm and protocol."""
+    """Seconds of one algorithm and protocol, and whether a group has it: 1 or 0."""
 
     name: str
     start: Number
     hops: Number
     ramp: Number
     transfer: Number
+    there: Number = 1.0
 
     @property
     def total(self) -> Number:
-        return self.start + self.hops + self.ramp + self.transfer
+        """Infinite where a group does not have it."""
+        time = self.start + self.hops + self.ramp + self.transfer
+        return _where(np.asarray(self.there) > 0, time, np.inf)
 
 
 @dataclass(frozen=True)
@@ -309,111 +314,149 @@ FACTORS = {f.name: f.value for f in _STARTS if not f.fixed}  # where fitting sta
 FIXED = {f.name: f.value for f in _STARTS if f.fixed}  # what it may not move
 
 
+@dataclass(frozen=True)
+class RunMode:
+    """How collectives run and were timed: the factor of their start, that of the seconds that none
+    is less than, whether those are a wait for peers, and whether the operand is copied first."""
+
+    start: str
+    floor: str = ""
+    waits: bool = False
+    copies: bool = False
+
+
+RUN_MODES = {
+    "eager_loop": RunMode("loop start_s"),
+    "kernel_trace": RunMode("trace start_s", "trace floor_s", waits=True),
+    "cuda_graph": RunMode("graph start_s"),
+    "eager": RunMode("graph start_s", "eager floor_s", copies=True),
+}
+
+
+@dataclass(frozen=True)
+class Message:
+    """What a group has to move, in the terms of its ways. Protocols have shares of `link`, which is
+    what a GPU's links carry, bytes/s, where `near` bytes cross them. `far_s` is the time of the
+    rails. `hop_s`, `far_hop_s` and `start_s` are one hop in the node, one beyond, and a start."""
+
+    group: Group
+    p: Mapping[str, Number]
+    nbytes: Number
+    link: Number
+    near: Number
+    far_s: Number
+    hop_s: Number
+    far_hop_s: Number
+    start_s: Number
+
+
 def ways(
-    s: Sheet, g: Group, nbytes: Number, p: Mapping[str, Number], custom: bool, mode: str
+    s: Sheet, g: Group, nbytes: Number, p: Mapping[str, Number], library: Library
 ) -> list[Way]:
-    """Every way that may be taken, those that are impossible with infinite transfer."""
-    xp = s.xp
-    p = {**FIXED, **p}
-    link = s.put(
-        "link rate",
-        g.rate
-        * xp.where(g.nvlink > 0, 1.0, xp.where(g.peers > 0, p["PCIe rate"], p["host rate"]))
-        * xp.where(g.peers > 0, 1.0, (2.0 / g.ranks) ** p["host crowd"]),
-        "bytes/s",
-    )
-    # protocols' shares are of NVLink: over PCIe and through the host, Simple has the rate above
-    link = link / xp.where(g.nvlink > 0, 1.0, p["Simple rate"])
-    far = s.put(
-        "network", g.far_wire * nbytes / (g.rail * p["rail rate"]), "s", "rails of one node"
-    )
-    # a GPU's own part crosses no link, but the channels that serve the links copy it
-    own = g.own * xp.where(g.nvlink > 0, p["own share"], 0.0)
-    near = s.put(
-        "wire", (g.wire + own) * nbytes, "bytes", "nccl-tests PERFORMANCE.md: bus bandwidth"
-    )
-    hop, far_hop = g.hop_s * g.slow, g.far_s * p["far hop"]
-    start = {"eager_loop": "loop", "kernel_trace": "trace"}.get(mode, "graph")
-    base = p[f"{start} start_s"] * g.slow
-    never = 1e9
-    # a tree over nodes takes log2 hops where a ring takes one a node
-    tree = xp.minimum(g.far_steps, 2 * xp.ceil(xp.log(xp.maximum(g.nodes, 1.0)) / np.log(2.0)))
-    far_steps = xp.where(g.all_reduce > 0, tree, g.far_steps)
-
-    def ring(name: str, extra: Number, share: Number, ramps: bool) -> Way:
-        protocol = name.split()[-1]
-        each = p[f"{protocol} hop"]
-        hops = xp.where(g.ring > 0, g.steps, 1.0) * each * hop + far_steps * each * far_hop
-        transfer = xp.maximum(near / (link * share), far * p["Simple rate"] / share)
-        ramp = 2 * xp.sqrt(p["ramp"] * hop * transfer) if ramps else 0.0 * transfer
-        first = base * xp.where(g.all_reduce > 0, p["all_reduce start"], 1.0) + extra
-        return Way(name, first, hops, ramp, transfer)
-
-    found: list[Way] = []
-    if not custom:
-        low = ring("ring LL", 0.0, p["LL rate"], False)
-        wide = ring("ring LL128", p["LL128 start_s"] * g.slow, p["LL128 rate"], True)
-        wide = replace(wide, transfer=xp.where(g.nvlink > 0, wide.transfer, never))
-        full = ring("ring Simple", p["Simple start_s"] * g.slow, p["Simple rate"], True)
-        share = xp.where(g.single > 0, p["send rate"], p["pairs rate"])
-        transfer = xp.maximum(near / (link * share), far)
-        many = 1 - g.single  # what goes to one peer has no pipeline to fill, and one start
-        pairs = Way(
-            "pairs Simple",
-            base * p["pairs start"] + many * p["pairs start_s"] * g.slow,
-            hop * (1 + 0.0 * g.ranks) + g.far_steps * far_hop,
-            2 * xp.sqrt(many * p["ramp"] * hop * transfer),
-            transfer,
-        )
-        direct = Way(
-            "pairs LL", base * p["pairs start"], hop * p["LL hop"] + g.far_steps * far_hop,
-            0.0 * transfer, xp.maximum(near / (link * p["LL rate"]), far / p["LL rate"]),
-        )  # fmt: skip
-        found += [
-            *(replace(w, transfer=xp.where(g.ring > 0, w.transfer, never)) for w in (low, wide)),
-            replace(full, transfer=xp.where(g.ring > 0, full.transfer, never)),
-            *(
-                replace(w, transfer=xp.where(g.ring > 0, never, w.transfer))
-                for w in (direct, pairs)
-            ),
-        ]
-    else:
-        one = (g.ranks - 1) * nbytes / (link * p["one-shot rate"])
-        two = near / (link * p["two-shot rate"])
-        floor = xp.where((g.peers > 0) & (g.nodes < 2), 0.0, never)
-        found += [
-            Way("one-shot", base, hop + 0.0 * one, 0.0 * one, one + floor),
-            Way(
-                "two-shot",
-                base + p["two-shot start_s"] * g.slow,
-                2 * hop + 0.0 * two,
-                2 * xp.sqrt(p["ramp"] * hop * two),
-                two + floor,
-            ),
-            ring("ring LL", 0.0, p["LL rate"], False),
-            ring("ring Simple", p["fallback start_s"] * g.slow, p["Simple rate"], True),
-        ]
+    """Every way that some group takes; `Way.there` says of which ones."""
+    how = RUN_MODES[library.mode]
+    m = _message(s, g, nbytes, {**FIXED, **p}, how)
+    found = _of_library(m) if library.is_custom else _of_nccl(m)
     if np.any(g.reduces):
-        # each GPU sends its part once and receives the sum once
-        adds = g.reduces > 0
-        share = xp.where(adds, g.reduces, 1.0) * p["NVLS rate"]
-        transfer = xp.maximum(nbytes / (g.rate * share), far)
-        transfer = xp.where(adds, transfer, never)
-        ramp = 2 * xp.sqrt(p["ramp"] * hop * xp.where(adds, transfer, 0.0))
-        first = base + p["NVLS start_s"] * g.slow
-        found.append(Way("NVLS Simple", first, far_steps * far_hop, ramp, transfer))
-    if mode == "eager":
+        found.append(_in_switch(m))
+    if how.copies:
         copy = p["eager copy"] * nbytes / g.dram
         found = [replace(w, transfer=w.transfer + copy) for w in found]
     return found
 
 
-def floor(g: Group, p: Mapping[str, Number], mode: str) -> Number:
+def _message(s: Sheet, g: Group, nbytes: Number, p: Mapping[str, Number], how: RunMode) -> Message:
+    xp = s.xp
+    peers, nvlink = g.peers > 0, g.nvlink > 0
+    share = xp.where(nvlink, 1.0, xp.where(peers, p["PCIe rate"], p["host rate"]))
+    crowd = xp.where(peers, 1.0, (2.0 / g.ranks) ** p["host crowd"])
+    link = s.put("link rate", g.rate * share * crowd, "bytes/s")
+    # protocols' shares are of NVLink: over PCIe and through the host, Simple has the rate above
+    link = link / xp.where(nvlink, 1.0, p["Simple rate"])
+    far_s = g.far_wire * nbytes / (g.rail * p["rail rate"])
+    far_s = s.put("network", far_s, "s", "rails of one node")
+    # a GPU's own part crosses no link, but the channels that serve the links copy it
+    crossing = g.wire + g.own * xp.where(nvlink, p["own share"], 0.0)
+    source = "nccl-tests PERFORMANCE.md: bus bandwidth"
+    near = s.put("wire", crossing * nbytes, "bytes", source)
+    hop_s, far_hop_s = g.hop_s * g.slow, g.far_s * p["far hop"]
+    return Message(g, p, nbytes, link, near, far_s, hop_s, far_hop_s, p[how.start] * g.slow)
+
+
+def _of_nccl(m: Message) -> list[Way]:
+    """Data go round in rings, by one of three protocols (LL128 needs NVLink), or between all pairs
+    at once. What goes to one peer has no pipeline to fill, and one start."""
+    g, p = m.group, m.p
+    low = _ring(m, "LL", 0.0)
+    wide = _ring(m, "LL128", p["LL128 start_s"] * g.slow)
+    wide = replace(wide, there=wide.there * g.nvlink)
+    full = _ring(m, "Simple", p["Simple start_s"] * g.slow)
+    first_s, pairs, many = m.start_s * p["pairs start"], 1 - g.ring, 1 - g.single
+    direct_s = np.maximum(m.near / m.link, m.far_s) / p["LL rate"]
+    beyond_s = g.far_steps * m.far_hop_s
+    direct = Way("pairs LL", first_s, m.hop_s * p["LL hop"] + beyond_s, 0.0, direct_s, pairs)
+    rate = m.link * _where(g.single > 0, p["send rate"], p["pairs rate"])
+    paired_s = np.maximum(m.near / rate, m.far_s)
+    start_s = first_s + many * p["pairs start_s"] * g.slow
+    ramp_s = _ramp(m, many * paired_s)
+    paired = Way("pairs Simple", start_s, m.hop_s + beyond_s, ramp_s, paired_s, pairs)
+    return [low, wide, full, direct, paired]
+
+
+def _of_library(m: Message) -> list[Way]:
+    """All-reduces of one node whose GPUs reach each other: each reads all others' data, or its part
+    of them and then the parts. Else the library calls NCCL's."""
+    g, p = m.group, m.p
+    one_s = (g.ranks - 1) * m.nbytes / (m.link * p["one-shot rate"])
+    two_s = m.near / (m.link * p["two-shot rate"])
+    start_s = m.start_s + p["two-shot start_s"] * g.slow
+    close = g.peers * _where(g.nodes < 2, 1.0, 0.0)
+    return [
+        Way("one-shot", m.start_s, m.hop_s, 0.0, one_s, close),
+        Way("two-shot", start_s, 2 * m.hop_s, _ramp(m, two_s), two_s, close),
+        _ring(m, "LL", 0.0),
+        _ring(m, "Simple", p["fallback start_s"] * g.slow),
+    ]
+
+
+def _in_switch(m: Message) -> Way:
+    """The switch adds up: each GPU sends its part once and receives the sum once."""
+    g, p = m.group, m.p
+    rate = g.rate * _where(g.reduces > 0, g.reduces, 1.0) * p["NVLS rate"]
+    transfer_s = np.maximum(m.nbytes / rate, m.far_s)
+    start_s = m.start_s + p["NVLS start_s"] * g.slow
+    hops_s = _far_steps(g) * m.far_hop_s
+    return Way("NVLS Simple", start_s, hops_s, _ramp(m, transfer_s), transfer_s, g.reduces)
+
+
+def _ring(m: Message, protocol: str, start_s: Number) -> Way:
+    """Data go round, and start `start_s` later than LL's. LL fills no pipeline."""
+    g, p = m.group, m.p
+    share = p[f"{protocol} rate"]
+    hops_s = (g.steps * m.hop_s + _far_steps(g) * m.far_hop_s) * p[f"{protocol} hop"]
+    transfer_s = np.maximum(m.near / (m.link * share), m.far_s * p["Simple rate"] / share)
+    ramp_s = 0.0 if protocol == "LL" else _ramp(m, transfer_s)
+    first_s = m.start_s * _where(g.all_reduce > 0, p["all_reduce start"], 1.0) + start_s
+    return Way(f"ring {protocol}", first_s, hops_s, ramp_s, transfer_s, g.ring)
+
+
+def _far_steps(g: Group) -> Number:
+    """Hops beyond the node: a tree over nodes takes log2 where a ring takes one a node."""
+    tree = 2 * np.ceil(np.log2(np.maximum(g.nodes, 1.0)))
+    return _where(g.all_reduce > 0, np.minimum(g.far_steps, tree), g.far_steps)
+
+
+def _ramp(m: Message, transfer_s: Number) -> Number:
+    """Seconds until a pipeline of the best number of pieces is full."""
+    return 2 * np.sqrt(m.p["ramp"] * m.hop_s * transfer_s)
+
+
+def floor(g: Group, p: Mapping[str, Number], library: Library) -> Number:
     """Seconds that nothing is less than: the host's, or, in a profile, what the slowest peer's
     launch comes later. What goes to one peer waits for no other."""
-    if mode == "eager":
-        return p["eager floor_s"]
-    return FIXED["trace floor_s"] * (1 - g.single) if mode == "kernel_trace" else 0.0
+    how = RUN_MODES[library.mode]
+    least = {**FIXED, **p}[how.floor] if how.floor else 0.0
+    return least * (1 - g.single) if how.waits else least
 
 
 def chosen(found: list[Way]) -> tuple[Any, Any]:
@@ -480,11 +523,11 @@ def timed(
 ) -> Time:
     """The time of one group, its terms and its interval."""
     sheet = Sheet()
-    found = ways(sheet, g, nbytes, field.factors, library.is_custom, library.mode)
+    found = ways(sheet, g, nbytes, field.factors, library)
     total, which = chosen(found)
     way = found[int(which)]
     formula = float(total)
-    waits = max(float(floor(g, field.factors, library.mode)) - formula, 0.0)
+    waits = max(float(floor(g, field.factors, library)) - formula, 0.0)
     formula += waits
     curve = curve_of(g, kind, bits, c, library)
     change = field.at(curve, np.log2(nbytes))

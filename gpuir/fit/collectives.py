@@ -214,18 +214,17 @@ class Batch:
     rows: Any
     group: Group
     nbytes: Floats
-    custom: bool
-    mode: str
+    library: Library
 
 
 def batches(series: Sequence[Series]) -> list[Batch]:
     """The rows of series, one after another, by library and mode."""
     first = np.cumsum([0, *(len(s.nbytes) for s in series)])
-    order: dict[tuple[bool, str], list[int]] = {}
+    order: dict[Library, list[int]] = {}
     for i, s in enumerate(series):
-        order.setdefault((s.curve.library != "nccl", s.curve.mode), []).append(i)
+        order.setdefault(Library(s.curve.library, s.curve.mode), []).append(i)
     found: list[Batch] = []
-    for (custom, mode), these in order.items():
+    for library, these in order.items():
         some = [series[i] for i in these]
         lengths = [len(s.nbytes) for s in some]
         columns = {
@@ -234,7 +233,7 @@ def batches(series: Sequence[Series]) -> list[Batch]:
         }
         parts: list[Ints] = [np.arange(first[i], first[i + 1]) for i in these]
         nbytes = np.concatenate([s.nbytes for s in some])
-        found.append(Batch(np.concatenate(parts), Group(**columns), nbytes, custom, mode))
+        found.append(Batch(np.concatenate(parts), Group(**columns), nbytes, library))
     return found
 
 
@@ -243,8 +242,8 @@ def seconds(some: Sequence[Batch], factors: Mapping[str, Any]) -> Floats:
     k = np.shape(next(iter(factors.values())))[:1]
     found = np.zeros((*k, sum(len(b.rows) for b in some)))
     for b in some:
-        total, _ = chosen(ways(Sheet(), b.group, b.nbytes, factors, b.custom, b.mode))
-        found[..., b.rows] = np.maximum(total, floor(b.group, factors, b.mode))
+        total, _ = chosen(ways(Sheet(), b.group, b.nbytes, factors, b.library))
+        found[..., b.rows] = np.maximum(total, floor(b.group, factors, b.library))
     return found
 
 

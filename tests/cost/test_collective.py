@@ -29,6 +29,7 @@ from gpuir.ir.errors import TargetError
 from gpuir.ir.types import DTYPES
 from gpuir.targets.cluster import load_cluster
 
+LOOP, TRACE = Library(), Library("nccl", "kernel_trace")
 F16, I8 = DTYPES["f16"], DTYPES["i8"]
 
 
@@ -57,7 +58,7 @@ def test_a_ring_by_hand():
     g = group_of("all_reduce", (8,), (1,), load_cluster("dgx-a100"))
     assert (g.steps, g.wire) == (14, 2 * 7 / 8)
     p = {**FACTORS, "ramp": 1e-12}
-    simple = {w.name: w for w in ways(Sheet(), g, 1e9, p, False, "eager_loop")}["ring Simple"]
+    simple = {w.name: w for w in ways(Sheet(), g, 1e9, p, LOOP)}["ring Simple"]
     rate = 300e9 * FACTORS["Simple rate"]
     own = FACTORS["own share"] / 8
     assert simple.transfer == pytest.approx((2 * 7 / 8 + own) * 1e9 / rate)
@@ -67,24 +68,24 @@ def test_a_ring_by_hand():
 def test_one_peer_by_hand():
     """A send fills no pipeline: a start, a hop, and its bytes over the link."""
     g = group_of("send", (2,), (1,), load_cluster("dgx-a100"))
-    pairs = {w.name: w for w in ways(Sheet(), g, 1e9, FACTORS, False, "kernel_trace")}
+    pairs = {w.name: w for w in ways(Sheet(), g, 1e9, FACTORS, TRACE)}
     simple = pairs["pairs Simple"]
     assert simple.ramp == 0
     assert simple.transfer == pytest.approx(1e9 / (300e9 * FACTORS["send rate"]))
     many = group_of("all_to_all", (4,), (1,), load_cluster("dgx-a100"))
-    assert ways(Sheet(), many, 1e9, FACTORS, False, "eager_loop")[-1].ramp > 0
+    assert ways(Sheet(), many, 1e9, FACTORS, LOOP)[-1].ramp > 0
 
 
 def test_one_peer_needs_one_start():
     """What a send starts for each peer it starts once: Simple is then no later than LL."""
     c = load_cluster("dgx-a100")
     simple, low = (
-        {w.name: w for w in ways(Sheet(), g, 1e3, FACTORS, False, "kernel_trace")}[name]
+        {w.name: w for w in ways(Sheet(), g, 1e3, FACTORS, TRACE)}[name]
         for g in (group_of("send", (2,), (1,), c),)
         for name in ("pairs Simple", "pairs LL")
     )
     assert simple.start == low.start
-    many = ways(Sheet(), group_of("all_to_all", (4,), (1,), c), 1e3, FACTORS, False, "eager_loop")
+    many = ways(Sheet(), group_of("all_to_all", (4,), (1,), c), 1e3, FACTORS, LOOP)
     late, early = ({w.name: w for w in many}[n].start for n in ("pairs Simple", "pairs LL"))
     assert late > early
 
@@ -95,15 +96,15 @@ def test_the_host_copies_what_it_launches_out_of_place():
     c = load_cluster("dgx-h100")
     g = group_of("all_reduce", (2,), (1,), c)
     p = read_weights().factors
-    graph, eager = (chosen(ways(Sheet(), g, 1e9, p, True, m))[0] for m in modes)
+    graph, eager = (chosen(ways(Sheet(), g, 1e9, p, Library("vllm", m)))[0] for m in modes)
     assert eager - graph == pytest.approx(p["eager copy"] * 1e9 / c.target.dram.bytes_per_s)
-    assert floor(g, p, "eager") > floor(g, p, "cuda_graph") == 0
+    assert floor(g, p, Library("vllm", "eager")) > floor(g, p, Library("vllm", "cuda_graph")) == 0
 
 
 def test_a_profile_waits_for_peers_but_in_sends():
     c, p = load_cluster("dgx-h100"), read_weights().factors
-    assert floor(group_of("all_reduce", (2,), (1,), c), p, "kernel_trace") == pytest.approx(20e-6)
-    assert floor(group_of("send", (2,), (1,), c), p, "kernel_trace") == 0
+    assert floor(group_of("all_reduce", (2,), (1,), c), p, TRACE) == pytest.approx(20e-6)
+    assert floor(group_of("send", (2,), (1,), c), p, TRACE) == 0
 
 
 def test_the_switch_adds_up_at_its_architecture_s_share():
@@ -137,7 +138,7 @@ def test_pcie_carries_what_nccl_takes_it_for():
     fourth's; the protocol Simple has them whole."""
     pairs = load_cluster("a100-pcie-pairs")
     g = group_of("all_reduce", (4,), (1,), pairs)
-    simple = {w.name: w for w in ways(Sheet(), g, 1e9, FACTORS, False, "eager_loop")}["ring Simple"]
+    simple = {w.name: w for w in ways(Sheet(), g, 1e9, FACTORS, LOOP)}["ring Simple"]
     assert simple.transfer == pytest.approx(1.5 * 1e9 / 24e9, rel=0.01)
 
 
@@ -212,7 +213,7 @@ def test_formulas_grow_with_bytes_and_fall_with_rates(kind, nbytes, group, mode)
     g = group_of(kind, group[:1], group[1:], load_cluster("4xdgx-h100"))
 
     def total(g, nbytes):
-        return float(chosen(ways(Sheet(), g, nbytes, p, False, mode))[0])
+        return float(chosen(ways(Sheet(), g, nbytes, p, Library("nccl", mode)))[0])
 
     assert total(g, nbytes) <= total(g, 2 * nbytes)
     assert total(replace(g, rate=2 * g.rate, rail=2 * g.rail), nbytes) <= total(g, nbytes)
