@@ -502,6 +502,7 @@ def _slowest(s: Summary, page: Page, layout: Layout) -> None:
     rows = groups[: layout.top]
     if not rows:
         return
+    several = len({x.one.cost.by for x in rows if x.one.tile}) > 1
     columns: list[KernelColumn] = [
         KernelColumn("time", 10, lambda x: quantity(x.time_s, "s")),
         KernelColumn("share", 10, lambda x: percent(x.time_s, s.latency_s)),
@@ -514,6 +515,7 @@ def _slowest(s: Summary, page: Page, layout: Layout) -> None:
         KernelColumn("waves", 4, lambda x: _or_blank(x.one.cost.fact("waves"), _short)),
         KernelColumn("occup", 3, lambda x: _or_blank(x.one.cost.fact("occupancy"), percent)),
         KernelColumn("tile", 2, lambda x: tile_text(x.one), right=False),
+        KernelColumn("by", 9, lambda x: x.one.cost.by if several else "", right=False),
     ]
     columns = [c for c in columns if any(c.cell(x) for x in rows)]
     names = [layer(x) for x in rows]

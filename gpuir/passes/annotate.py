@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import ceil
 from typing import ClassVar
@@ -59,10 +59,12 @@ class Annotate(Pass):
         cluster = self._cluster(g, target)
         costed = cost_graph(g, costing(self.predictor, target, weights, cluster))
         _check_version(self.predictor, costed)
-        if cluster is None:
-            return costed
-        assumed = dict.fromkeys((*costed.assumed, *cluster.assumed))
-        return replace(costed, cluster=self.cluster, assumed=tuple(assumed))
+        told = (*costed.assumed, *_generated(costed), *(cluster.assumed if cluster else ()))
+        return replace(
+            costed,
+            cluster=self.cluster if cluster else costed.cluster,
+            assumed=tuple(dict.fromkeys(told)),
+        )
 
     def _cluster(self, g: Graph, target: Target) -> Cluster | None:
         """What joins the ranks; UsageError where its GPUs, or their number, are not the graph's."""
@@ -88,6 +90,17 @@ class Annotate(Pass):
                 else "a larger cluster",
             )
         return cluster
+
+
+def _generated(costed: Graph) -> Iterator[str]:
+    """What a report has to say of kernels whose tile is not the library's."""
+    signed = [n.cost.by for n in costed.walk() if n.cost]
+    if count := signed.count(generated.BY):
+        yield (
+            f"{count:,} kernel{'s have tiles' if count > 1 else ' has a tile'} of the schedule "
+            "that no library takes: costed as what Triton or CUTLASS generate, by other formulas "
+            f"({generated.BY}) than a library's kernel"
+        )
 
 
 def _check_version(predictor: str | Predictor, costed: Graph) -> None:

@@ -1,4 +1,4 @@
-"""Kernels → tiled kernels: the tiles legal on the target, each costed, the cheapest kept."""
+"""Kernels → tiled kernels: the tile of the library's kernel, or of a schedule."""
 
 from __future__ import annotations
 
@@ -23,11 +23,13 @@ from gpuir.targets.target import Target
 
 @dataclass(frozen=True)
 class TilePass(Pass):
-    """Gives every kernel with a loop nest a tile for `target`: the cheapest of the legal ones by
-    the tile predictor, or what the file `schedule` (or a `Schedule`) says. What that leaves out is
-    searched.
+    """Gives every kernel with a loop nest a tile for `target`: the one that the library's kernel
+    has, or what the file `schedule` (or a `Schedule`) says. Where the library's does not fit, on a
+    target with numbers changed, the cheapest of those that do is searched.
 
-    `target` is a name, an alias, a path, or one with numbers changed: `a100+sms=120`.
+    A tile of the schedule that is not the library's stands for a generated kernel, and `annotate`
+    costs it as one. `target` is a name, an alias, a path, or one with numbers changed:
+    `a100+sms=120`.
     """
 
     name: ClassVar[str] = "tile"
@@ -76,7 +78,7 @@ def meant_for(schedule: Schedule, where: str, name: str, target: Target) -> Sche
 
 
 def tile_graph(g: Graph, schedule: Schedule, target: Target) -> Graph:
-    """The graph tiled by the schedule, checked, and by search where that has no tile.
+    """The graph tiled by the schedule, checked, and as libraries do where that has no tile.
 
     UsageError names the kernel whose tile is illegal, and why.
     """
@@ -98,7 +100,7 @@ def tile_graph(g: Graph, schedule: Schedule, target: Target) -> Graph:
                 where=f"schedule @{schedule.name}",
                 found=f"{wanted}\n{why}",
                 fix="change the tile, or remove the kernel from the schedule so that "
-                "gpuir searches a tile",
+                "it has the library's",
             )
         return wanted
 

@@ -179,12 +179,24 @@ def test_schedules_round_trip_and_are_checked(folder: Path):
     args = ("analyze", "mlp.gir", "--target", "a100", *IDEAL)
     run(*args, "--format", "schedule", "-o", "s.sched")
     assert run(*args, "--schedule", "s.sched").stdout == run(*args).stdout
-    assert "2 of 2 tiles are legal" in run("schedule", "check", "s.sched", "mlp.gir", *IDEAL).stdout
+    check = ("schedule", "check")
+    found = run(*check, "s.sched", "mlp.gir", *IDEAL).stdout
+    assert "2 of 2 tiles are legal" in found
+    assert "2 are the library's, 0 are costed as generated kernels" in found
 
     text = (folder / "s.sched").read_text()
+    other = re.sub(r"%y: tile\(.*\)", "%y: tile(m=32, n=64, k=64; stages=2, warps=4)", text)
+    (folder / "other.sched").write_text(other)
+    found = run(*args, "--schedule", "other.sched").stdout
+    assert "1 kernel has a tile of the schedule that no library takes" in " ".join(found.split())
+    assert re.search(r"gemm .* generated@1 ", found)
+    assert "generated" not in run(*args, "--schedule", "s.sched").stdout
+    found = run(*check, "other.sched", "mlp.gir", *IDEAL).stdout
+    assert "1 are the library's, 1 are costed as generated kernels" in found
+
     bad = re.sub(r"%y: tile\(.*\)", "%y: tile(m=128, n=256, k=128; stages=5, warps=8)", text)
     (folder / "bad.sched").write_text(bad.replace("%p:", "%pp:"))
-    found = run("schedule", "check", "bad.sched", "mlp.gir", *IDEAL, status=1).stdout
+    found = run(*check, "bad.sched", "mlp.gir", *IDEAL, status=1).stdout
     assert "%y: not legal" in found and "shared memory" in found and "did you mean p?" in found
     (folder / "bad.sched").write_text(bad)
     error = run(*args, "--schedule", "bad.sched", status=2).stderr
