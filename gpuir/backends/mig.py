@@ -1,20 +1,20 @@
-"""How MIG divides a GPU: a picture of it, its geometries, one layout; as text, JSON and SVG."""
+"""How MIG divides a GPU: a picture of it, its geometries, one layout."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any
 from xml.sax.saxutils import escape
 
-from gpuir.backends import structured, terminal
-from gpuir.backends.terminal import Page, cell_width, printable
+from gpuir.backends.terminal import cell_width, cut, printable, short_words
+from gpuir.report.table import Column, Drawing, Heading, Notes, Part, Report, Table
 from gpuir.report.units import quantity
-from gpuir.targets.mig import Geometry, Layout, Mig, Profile, is_packed
+from gpuir.targets.mig import Geometry, Layout, Mig, Placement, Profile, is_packed
 from gpuir.targets.target import Target
 
-SCHEMA = "gpuir.mig.layouts/1"
 LABEL_LINES = 4  # of what runs in an instance, in a picture
 WIDEST_PLACE = 14  # columns of a place in a picture
 NARROWEST = 9  # columns of the smallest instance, for its name
@@ -124,9 +124,9 @@ def _boxes(
 
 def _wrapped(lines: Sequence[str], room: int, label: str) -> list[str]:
     """Lines in `room` columns, then the label in a few more."""
-    labelled = _broken(terminal.short_words(printable(label)), room)
+    labelled = _broken(short_words(printable(label)), room)
     if len(labelled) > LABEL_LINES:
-        last = terminal.cut(" ".join(labelled[LABEL_LINES - 1 :]), room)
+        last = cut(" ".join(labelled[LABEL_LINES - 1 :]), room)
         labelled = [*labelled[: LABEL_LINES - 1], last]
     return [*(part for line in lines for part in _broken(line, room)), *labelled]
 
@@ -200,91 +200,149 @@ def svg(mig: Mig, layout: Layout, labels: Sequence[str] = (), title: str = "") -
 # ---- lists --------------------------------------------------------------------------------------
 
 
-def geometries_text(
-    target: Target,
-    mig: Mig,
-    found: Sequence[Geometry],
-    kinds: Sequence[Profile],
-    screen: terminal.Layout,
-    *,
-    packed: bool,
-) -> str:
+def geometries_report(
+    target: Target, mig: Mig, found: Sequence[Geometry], kinds: Sequence[Profile], *, packed: bool
+) -> Report:
     """A row a geometry, what the columns mean, and which profiles are not in it."""
-    page = Page(screen.width, screen.color)
-    which = "packed " if packed else ""
-    total = sum(g.layouts for g in found)
-    page.heading(f"{_title(target)}: {len(found)} geometries, {total:,} {which}layouts")
-    page.line()
-    columns = [("instances", False), ("one layout", False), ("layouts", True), ("SMs", True)]
-    columns += [("idle", True), ("compute", True), ("memory", True)]
-    page.table(
-        columns,
-        [
-            (
-                counted(g.profiles),
-                strip(mig, g.layout),
-                str(g.layouts),
-                str(g.sms),
-                str(target.sms - g.sms),
-                f"{g.compute_slices}/{mig.compute_slices}",
-                f"{g.memory_slices}/{mig.memory_slices}",
-            )
-            for g in found
-        ],
-        drop=("idle", "layouts", "compute"),
+    table = _geometries(target, mig, found, ())
+
+    def parts() -> Iterator[Part]:
+        which = "packed " if packed else ""
+        total = sum(g.layouts for g in found)
+        yield Heading(f"{_title(target)}: {len(found)} geometries, {total:,} {which}layouts")
+        yield table
+        yield Notes(list(_meanings(target, mig, kinds, packed)), 9)
+
+    return _report(target, mig, parts, table, table)
+
+
+def _geometries(
+    target: Target, mig: Mig, found: Sequence[Geometry], parts: tuple[tuple[int, ...], ...]
+) -> Table:
+    return Table(
+        found,
+        (
+            Column("instances", "", "name", lambda g: counted(g.profiles)),
+            Column("one layout", text=lambda g: strip(mig, g.layout)),
+            Column("layouts", "count", "layouts", text=lambda g: str(g.layouts), drop=2),
+            Column("SMs", "count", "sms", text=lambda g: str(g.sms)),
+            Column("idle", "count", "idle_sms", lambda g: target.sms - g.sms, drop=1),
+            _slices("compute", mig.compute_slices, 3),
+            _slices("memory", mig.memory_slices),
+            Column(field="packed", value=lambda g: is_packed(mig, g.layout)),
+            Column(
+                field="instances",
+                value=lambda g: _instances(Divided(target, g.layout, parts=parts), mig).records(),
+            ),
+            *(
+                Column(
+                    field=f"idle_{kind}",
+                    value=lambda g, kind=kind: getattr(mig, kind) - getattr(g, kind),
+                )
+                for kind in ("compute_slices", "memory_slices")
+            ),
+        ),
+        {"gpu": target.name},
     )
-    page.line()
-    page.wrapped(
-        "layout", "along the memory: the compute slices of each instance; dots are idle", 9
-    )
+
+
+def _slices(kind: str, whole: int, drop: int = 0) -> Column:
+    """How many slices of the GPU: `3/7`."""
+    field = f"{kind}_slices"
+    return Column(kind, "count", field, text=lambda x: f"{getattr(x, field)}/{whole}", drop=drop)
+
+
+def _meanings(
+    target: Target, mig: Mig, kinds: Sequence[Profile], packed: bool
+) -> Iterator[tuple[str, str]]:
+    yield "layout", "along the memory: the compute slices of each instance; dots are idle"
     never = target.sms - mig.whole.sms
     text = f"that the instances have, of the GPU's {target.sms}"
-    page.wrapped("SMs", text + (f"; no instance can have {never} of them" if never else ""), 9)
-    page.wrapped("compute", "slices that the instances have; memory likewise", 9)
+    yield "SMs", text + (f"; no instance can have {never} of them" if never else "")
+    yield "compute", "slices that the instances have; memory likewise"
     if packed:
-        text = "beside such a layout no further instance fits; --all has the others"
-        page.wrapped("packed", text, 9)
+        yield "packed", "beside such a layout no further instance fits; --all has the others"
     if without := [p.name for p in mig.profiles if p not in kinds]:
-        page.wrapped("without", f"{', '.join(without)}: --profiles takes any", 9)
-    return page.text()
+        yield "without", f"{', '.join(without)}: --profiles takes any"
 
 
-def layout_text(mig: Mig, divided: Divided, screen: terminal.Layout) -> str:
+def layout_report(mig: Mig, divided: Divided, geometry: Geometry, width: int) -> Report:
     """One layout: its picture, where each instance lies, and what is left."""
-    page, layout = Page(screen.width, screen.color), divided.layout or ()
-    target, names = divided.target, divided.names()
-    page.heading(f"{_title(target)}: {counted([x.profile for x in layout])}")
-    page.line()
-    for line in picture(mig, layout, part_labels(divided), screen.width):
-        page.line(line)
-    page.line()
-    columns = [("target", False), ("places", False), ("id", True), ("SMs", True)]
-    columns += [("memory", True), ("compute", True), ("copy", True), ("decode", True)]
-    page.table(
-        columns,
-        [
-            (
-                f"{target.name}:{x.profile.name}",
-                str(x.start) if x.profile.size == 1 else f"{x.start}-{x.end - 1}",
-                str(x.profile.id),
-                str(x.profile.sms),
-                quantity(x.profile.bytes, "bytes"),
-                f"{x.profile.compute_slices}/{mig.compute_slices}",
-                str(x.profile.copy_engines),
-                str(x.profile.decoders),
-            )
-            for x in layout
-        ],
-        drop=("decode", "copy"),
+    target, names, layout = divided.target, divided.names(), divided.layout or ()
+
+    def parts() -> Iterator[Part]:
+        yield Heading(f"{_title(target)}: {counted([x.profile for x in layout])}")
+        yield Drawing(picture(mig, layout, part_labels(divided), width))
+        yield _instances(divided, mig)
+        inside = "of {}: {}; they share its memory"
+        full = is_packed(mig, layout)
+        yield Notes(
+            [
+                *(
+                    ("parts", inside.format(x, ", ".join(names[i])))
+                    for i, x in enumerate(layout)
+                    if divided.is_parted(i)
+                ),
+                ("idle", _idle(target, mig, layout)),
+                ("packed", f"{'yes: no' if full else 'no: a'} further instance fits"),
+            ]
+        )
+
+    table = _geometries(target, mig, [geometry], divided.parts)
+    return _report(target, mig, parts, table, _instances(divided, mig))
+
+
+def _instances(divided: Divided, mig: Mig) -> Table:
+    """The instances of a layout, a row each, with its compute instances."""
+
+    def places(x: Placement) -> str:
+        return str(x.start) if x.profile.size == 1 else f"{x.start}-{x.end - 1}"
+
+    def slices(x: tuple[Placement, list[str]]) -> str:
+        return f"{x[0].profile.compute_slices}/{mig.compute_slices}"
+
+    def of(name: str) -> Callable[[Any], Any]:
+        return lambda x: attrgetter(name)(x[0])
+
+    name = divided.target.name
+    return Table(
+        list(zip(divided.layout or (), divided.names(), strict=True)),
+        (
+            Column("target", "", "target", lambda x: f"{name}:{x[0].profile.name}"),
+            Column("places", text=lambda x: places(x[0])),
+            Column(field="name", value=of("profile.name")),
+            Column("id", "count", "id", of("profile.id")),
+            Column("SMs", "count", "sms", of("profile.sms")),
+            Column("memory", "bytes", "bytes", of("profile.bytes")),
+            Column("compute", "count", "compute_slices", of("profile.compute_slices"), slices),
+            Column("copy", "count", "", of("profile.copy_engines"), drop=2),
+            Column("decode", "count", "", of("profile.decoders"), drop=1),
+            Column(field="memory_slices", value=of("profile.memory_slices")),
+            Column(field="start", value=of("start")),
+            Column(field="size", value=of("profile.size")),
+            Column(field="compute_instances", value=lambda x: x[1]),
+        ),
+        {"gpu": name},
     )
-    page.line()
-    for i, x in enumerate(layout):
-        if divided.is_parted(i):
-            page.wrapped("parts", f"of {x}: {', '.join(names[i])}; they share its memory")
-    page.wrapped("idle", _idle(target, mig, layout))
-    full = is_packed(mig, layout)
-    page.wrapped("packed", f"{'yes: no' if full else 'no: a'} further instance fits")
-    return page.text()
+
+
+def _report(
+    target: Target, mig: Mig, parts: Callable[[], Iterator[Part]], geometries: Table, rows: Table
+) -> Report:
+    return Report(
+        "gpuir.mig.layouts/1",
+        parts,
+        lambda: {
+            "gpu": target.name,
+            "sms": target.sms,
+            "mig_sms": mig.whole.sms,
+            "compute_slices": mig.compute_slices,
+            "memory_slices": mig.memory_slices,
+            "places": mig.grid,
+            "geometries": geometries.records(),
+        },
+        lambda: [rows],
+    )
 
 
 def part_labels(divided: Divided) -> list[str]:
@@ -311,48 +369,3 @@ def _idle(target: Target, mig: Mig, layout: Layout) -> str:
 
 def _title(target: Target) -> str:
     return f"{target.title} ({target.name})" if target.title else target.name
-
-
-# ---- JSON ---------------------------------------------------------------------------------------
-
-
-def json_text(
-    target: Target, mig: Mig, found: Sequence[Geometry], parts: tuple[tuple[int, ...], ...] = ()
-) -> str:
-    """`{"schema", "gpu", .., "geometries": [{"instances", .., "layouts"}]}`; `parts` are compute
-    instances, where one layout is given."""
-    return structured.json_text(
-        SCHEMA,
-        gpu=target.name,
-        sms=target.sms,
-        mig_sms=mig.whole.sms,
-        compute_slices=mig.compute_slices,
-        memory_slices=mig.memory_slices,
-        places=mig.grid,
-        geometries=[_record(target, mig, g, parts) for g in found],
-    )
-
-
-def _record(
-    target: Target, mig: Mig, g: Geometry, parts: tuple[tuple[int, ...], ...]
-) -> dict[str, Any]:
-    names = Divided(target, g.layout, parts=parts).names()
-    return structured.record(
-        g,
-        "layouts sms compute_slices memory_slices",
-        name=counted(g.profiles),
-        idle_sms=target.sms - g.sms,
-        idle_compute_slices=mig.compute_slices - g.compute_slices,
-        idle_memory_slices=mig.memory_slices - g.memory_slices,
-        packed=is_packed(mig, g.layout),
-        instances=[
-            {
-                "target": f"{target.name}:{x.profile.name}",
-                **structured.record(x.profile, "name id sms bytes compute_slices memory_slices"),
-                "start": x.start,
-                "size": x.profile.size,
-                "compute_instances": inside,
-            }
-            for x, inside in zip(g.layout, names, strict=True)
-        ],
-    )

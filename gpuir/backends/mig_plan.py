@@ -1,27 +1,26 @@
-"""Plans that divide GPUs among models: a table and a picture, JSON, and what divides the GPUs."""
+"""Plans that divide GPUs among models, and what divides the GPUs."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
-from gpuir.backends import structured
 from gpuir.backends.mig import Divided, counted, picture
 from gpuir.backends.mig import svg as drawing
 from gpuir.backends.mig_parted import config_name, mig_parted, nvidia_smi
-from gpuir.backends.terminal import Layout, Page
-from gpuir.ir.errors import UsageError, nearest
+from gpuir.backends.structured import record
+from gpuir.ir.errors import UsageError
 from gpuir.plan.mig.reasons import PART, TURN, Cause, Reason, causes, reasons
 from gpuir.plan.mig.search import Found, Objective, Outcome, Seat, Seated
 from gpuir.plan.mig.workloads import Setting
+from gpuir.report.table import Column, Drawing, Heading, Notes, Part, Report, Table, fields
 from gpuir.report.units import percent, quantity, significant
 from gpuir.simulate.sharing import Load, Served
 from gpuir.targets.load import load_target
 from gpuir.targets.mig import mig_of
 
-SCHEMA = "gpuir.mig.plan/1"
-FORMS = ("table", "json", "mig-parted", "nvidia-smi", "svg")
+FILES = ("mig-parted", "nvidia-smi", "svg")  # of the best plan
 PERCENTILES = (50, 90, 99)
 NAMED = 3  # reasons that a plan's line names
 
@@ -44,23 +43,22 @@ class Planned:
         return reasons(outcome, self.best, *given)
 
 
-def forms(name: str) -> None:
-    """UsageError for a form that there is not."""
-    if name not in FORMS:
-        raise UsageError(f"no format of a plan has the name {name!r}", fix=nearest(name, FORMS))
-
-
-def text_of(planned: Planned, form: str, best: int, layout: Layout) -> str:
-    """The plans, or the best one as a file that other tools read."""
-    if form == "json":
-        return json_text(planned)
+def file_of(planned: Planned, form: str) -> str:
+    """The best plan as one of `FILES`, for other tools."""
     if form == "mig-parted":
         return mig_parted({config(planned.best): divided(planned.best)}, seated(planned))
-    if form == "nvidia-smi":
-        return nvidia_smi(divided(planned.best))
-    if form == "svg":
-        return svg(planned)
-    return report(planned, best, layout)
+    return nvidia_smi(divided(planned.best)) if form == "nvidia-smi" else svg(planned)
+
+
+def plans_report(planned: Planned, best: int, width: int) -> Report:
+    """The plans and why they lost, the GPU divided as the best has it, and how each model fares.
+    Programs have a row for each model of each plan."""
+    return Report(
+        "gpuir.mig.plan/1",
+        lambda: _parts(planned, best, width),
+        lambda: _fields(planned),
+        lambda: [_served(planned, outcome) for outcome in planned.found.outcomes],
+    )
 
 
 # ---- for other tools ----------------------------------------------------------------------------
@@ -104,135 +102,150 @@ def svg(planned: Planned) -> str:
     return drawing(mig_of(load_target(gpu.gpu)), gpu.layout, labels(planned, gpu), title)
 
 
-def json_text(planned: Planned) -> str:
-    """`{"schema", "objective", "models": [...], "plans": [...], "left": [...]}`, the best first."""
+# ---- for programs -------------------------------------------------------------------------------
+
+
+def _fields(planned: Planned) -> dict[str, Any]:
     found, setting = planned.found, planned.setting
-    return structured.json_text(
-        SCHEMA,
-        objective=planned.objective,
-        simulated=found.tried,
-        models=[
+    alone = "time_s device_s host_s filled bandwidth watts reserved_bytes"
+    return {
+        "objective": planned.objective,
+        "simulated": found.tried,
+        "models": [
             {
                 "name": w.name,
                 "count": w.count,
                 "rate_per_s": w.load.rate,
                 "deadline_s": w.load.deadline_s,
-                "alone": structured.record(
-                    a, "time_s device_s host_s filled bandwidth watts reserved_bytes"
-                ),
+                "alone": record(a, alone),
             }
             for w, a in zip(setting.workloads, found.references, strict=True)
         ],
-        plans=[_plan(planned, outcome) for outcome in found.outcomes],
-        left=[structured.record(x, "workload target missing_bytes") for x in found.left],
-        notes=list(planned.notes),
-    )
+        "plans": [_plan(planned, outcome) for outcome in found.outcomes],
+        "left": [record(x, "workload target missing_bytes") for x in found.left],
+        "notes": planned.notes,
+    }
 
 
 def _plan(planned: Planned, outcome: Outcome) -> dict[str, Any]:
-    names = "throughput fairness latency missed usd_per_hour"
-    return structured.record(
+    return record(
         outcome,
-        names,
+        "throughput fairness latency missed usd_per_hour",
         gpus=[
             {
                 "index": gpu.index,
                 "gpu": gpu.gpu,
                 "geometry": None if gpu.geometry is None else str(gpu.geometry),
-                "seats": [
-                    {
-                        "target": seat.part.target,
-                        "start": None if seat.placement is None else seat.placement.start,
-                        "mode": _mode(seat),
-                        "models": [planned.setting.workloads[i].name for i in seat.members],
-                    }
-                    for seat in gpu.seats
-                ],
+                "seats": seats_of(gpu, planned.setting),
             }
             for gpu in outcome.gpus
         ],
-        served=[
-            {
-                "model": one.name,
-                "gpu": gpu.index,
-                "target": seat.part.target,
-                "rate_per_s": one.rate,
-                "alone_s": one.alone_s,
-                "mean_s": one.mean_s,
-                **{f"p{p}_s": one.percentile_s(p) for p in PERCENTILES},
-                "in_time": one.in_time,
-                "keeps_up": one.keeps_up,
-                "progress": progress,
-                "causes": [
-                    structured.record(c, "name seconds")
-                    for c in causes(one, planned.found.references[member])
-                ],
-            }
-            for (gpu, seat, member, one), progress in zip(
-                _each(outcome), outcome.progress, strict=True
-            )
-        ],
+        served=_served(planned, outcome).records(),
         reasons=[
-            structured.record(r, "workload what here best", cause=r.cause and r.cause.name)
+            record(r, "workload what here best", cause=r.cause and r.cause.name)
             for r in planned.why(outcome)
         ],
     )
 
 
-def _mode(seat: Seat) -> str | None:
-    return None if len(seat.members) < 2 else seat.part.how
+def seats_of(gpu: Seated, setting: Setting) -> list[dict[str, Any]]:
+    """What runs in each part of a GPU."""
+    return [
+        {
+            "target": seat.part.target,
+            "start": None if seat.placement is None else seat.placement.start,
+            "mode": None if len(seat.members) < 2 else seat.part.how,
+            "models": [setting.workloads[i].name for i in seat.members],
+        }
+        for seat in gpu.seats
+    ]
 
 
-def _each(outcome: Outcome) -> Iterator[tuple[Seated, Seat, int, Served]]:
-    for gpu, seat, served in outcome.seats():
-        for member, one in zip(seat.members, served, strict=True):
-            yield gpu, seat, member, one
+class Sat(NamedTuple):
+    """A model in its seat, and how it fares there."""
+
+    gpu: Seated
+    seat: Seat
+    member: int
+    one: Served
+    progress: float
+
+
+def _each(outcome: Outcome) -> list[Sat]:
+    sat = [
+        (gpu, seat, member, one)
+        for gpu, seat, served in outcome.seats()
+        for member, one in zip(seat.members, served, strict=True)
+    ]
+    return [Sat(*x, progress) for x, progress in zip(sat, outcome.progress, strict=True)]
+
+
+def _served(planned: Planned, outcome: Outcome) -> Table:
+    """How each model fares in a plan."""
+
+    def why(x: Sat) -> list[dict[str, Any]]:
+        found = causes(x.one, planned.found.references[x.member])
+        return [record(c, "name seconds") for c in found]
+
+    return Table(
+        _each(outcome),
+        (
+            Column(field="model", value="one.name"),
+            Column(field="gpu", value="gpu.index"),
+            Column(field="target", value="seat.part.target"),
+            Column(field="rate_per_s", value="one.rate"),
+            Column(field="alone_s", value="one.alone_s"),
+            Column(field="mean_s", value="one.mean_s"),
+            *(
+                Column(field=f"p{p}_s", value=lambda x, p=p: x.one.percentile_s(p))
+                for p in PERCENTILES
+            ),
+            *fields("in_time keeps_up", "one"),
+            *fields("progress"),
+            Column(field="causes", value=why),
+        ),
+        {
+            "plan": planned.found.outcomes.index(outcome) + 1,
+            "division": name_of(outcome),
+            **record(outcome, "throughput fairness latency missed usd_per_hour"),
+        },
+    )
 
 
 # ---- for people ---------------------------------------------------------------------------------
 
 
-def report(planned: Planned, best: int, layout: Layout) -> str:
-    """The plans and why they lost, the GPU divided as the best has it, and how each model fares."""
-    page, outcomes = Page(layout.width, layout.color), planned.found.outcomes
-    models = ", ".join(
-        f"{w.count} x {w.name}" if w.count > 1 else w.name for w in planned.setting.workloads
-    )
-    gpus = counted_gpus(planned.best)
-    page.heading(f"{models} on {gpus}: {planned.objective}")
-    page.line()
+def _parts(planned: Planned, best: int, width: int) -> Iterator[Part]:
+    outcomes = planned.found.outcomes
     shown = _shown(outcomes, best)
-    columns = [("", True), ("plan", False), ("throughput", True), ("least", True)]
-    columns += [("latency", True), ("missed", True)]
+    number = {id(x): outcomes.index(x) + 1 for x in shown}
+    yield Heading(f"{asked_of(planned.setting, planned.best)}: {planned.objective}")
     priced = any(x.usd_per_hour is not None for x in shown)
-    columns += [("$/h", True)] if priced else []
-    rows = [
+    yield Table(
+        shown,
         (
-            str(outcomes.index(x) + 1),
-            name_of(x),
-            significant(x.throughput),
-            significant(x.fairness),
-            significant(x.latency),
-            str(x.missed or "-"),
-            *([significant(x.usd_per_hour)] if x.usd_per_hour is not None else ["-"] * priced),
-        )
-        for x in shown
-    ]
-    page.table(columns, rows, drop=(*(["$/h"] * priced), "least", "latency"))
-    page.line()
-    for x in shown[1:]:
-        why = "; ".join(map(reason_text, planned.why(x)[:NAMED])) or "within 2 % of the best"
-        page.wrapped(f"{outcomes.index(x) + 1:2}", why, 4)
+            Column("", "count", value=lambda x: number[id(x)]),
+            Column("plan", value=name_of),
+            Column("throughput", "number", value="throughput"),
+            Column("least", "number", value="fairness", drop=2),
+            Column("latency", "number", value="latency", drop=3),
+            Column("missed", "count", text=lambda x: str(x.missed or "-")),
+            *([Column("$/h", "number", value="usd_per_hour", drop=1)] if priced else []),
+        ),
+    )
     if len(shown) > 1:
-        page.line()
-    page.wrapped("throughput", "of all models together; 1 is one model alone on a whole GPU", 12)
-    page.wrapped("least", "the throughput of the model that gets least", 12)
-    page.wrapped("latency", "how many times longer requests take than alone on a whole GPU", 12)
-    page.wrapped("missed", "models that miss their deadline (99 % of requests) or fall behind", 12)
-    page.line()
-    _best(planned, page, layout)
-    _notes(planned, page)
-    return page.text()
+        yield Notes([(f"{number[id(x)]:2}", _lost(planned, x)) for x in shown[1:]], 4)
+    yield Notes(MEANINGS, 12)
+    yield from _best(planned, width)
+    yield Notes(list(_notes(planned)), 12)
+
+
+MEANINGS = (
+    ("throughput", "of all models together; 1 is one model alone on a whole GPU"),
+    ("least", "the throughput of the model that gets least"),
+    ("latency", "how many times longer requests take than alone on a whole GPU"),
+    ("missed", "models that miss their deadline (99 % of requests) or fall behind"),
+)
 
 
 def _shown(outcomes: Sequence[Outcome], best: int) -> list[Outcome]:
@@ -240,6 +253,19 @@ def _shown(outcomes: Sequence[Outcome], best: int) -> list[Outcome]:
     shown = list(outcomes[:best])
     off = next((x for x in outcomes if all(g.geometry is None for g in x.gpus)), None)
     return shown if off is None or off in shown else [*shown, off]
+
+
+def _lost(planned: Planned, outcome: Outcome) -> str:
+    found = map(reason_text, planned.why(outcome)[:NAMED])
+    return "; ".join(found) or "within 2 % of the best"
+
+
+def asked_of(setting: Setting, outcome: Outcome) -> str:
+    """`4 x bert, resnet50 on 2 x a30`."""
+    models = ", ".join(
+        f"{w.count} x {w.name}" if w.count > 1 else w.name for w in setting.workloads
+    )
+    return f"{models} on {counted_gpus(outcome)}"
 
 
 def counted_gpus(outcome: Outcome) -> str:
@@ -289,54 +315,57 @@ def _cause(cause: Cause) -> str:
     return "waits for its turn" if cause.name == TURN else f"shares {cause.name}"
 
 
-def _best(planned: Planned, page: Page, layout: Layout) -> None:
+def _best(planned: Planned, width: int) -> Iterator[Part]:
     best = planned.best
     many = len(best.gpus) > 1
     for gpu in best.gpus:
-        if not gpu.is_used:
-            continue
-        if gpu.geometry is not None:
-            page.heading(f"GPU {gpu.index}, {gpu.gpu}" if many else gpu.gpu)
+        if gpu.is_used and gpu.geometry is not None:
             mig = mig_of(load_target(gpu.gpu))
-            for line in picture(mig, gpu.layout, labels(planned, gpu), layout.width):
-                page.line(line)
-        elif many:
-            page.heading(f"GPU {gpu.index}, {gpu.gpu}: not divided")
-    if many or best.gpus[0].geometry is not None:
-        page.line()
-    columns = [("model", False), ("in", False), ("runs/s", True), ("alone", True)]
-    columns += [("p50", True), ("p90", True), ("p99", True), ("load", True), ("slower by", False)]
-    rows = [_row(planned, some) for some in _alike(best)]
-    page.table(columns, rows, drop=("p50", "p90", "alone"))
+            lines = picture(mig, gpu.layout, labels(planned, gpu), width)
+            yield Drawing(lines, f"GPU {gpu.index}, {gpu.gpu}" if many else gpu.gpu)
+        elif gpu.is_used and many:
+            yield Heading(f"GPU {gpu.index}, {gpu.gpu}: not divided")
+
+    def latest(p: int, drop: int = 0) -> Column:
+        def slowest_s(some: Sequence[Sat]) -> float:
+            return max(x.one.percentile_s(p) for x in some)
+
+        return Column(f"p{p}", "s", value=slowest_s, drop=drop)
+
+    yield Table(
+        _alike(best),
+        (
+            Column("model", value=_model),
+            Column("in", value=lambda some: _places([(x.gpu, x.seat) for x in some], many)),
+            Column(
+                "runs/s", "number", value=lambda some: sum(x.one.rate for x in some) / len(some)
+            ),
+            Column("alone", "s", value=lambda some: some[0].one.alone_s, drop=3),
+            latest(50, 1),
+            latest(90, 2),
+            latest(99),
+            Column("load", "count", text=_load),
+            Column("slower by", value=lambda some: longer(planned, some)),
+        ),
+    )
 
 
-_Sat = tuple[Seated, Seat, int, Served]
-
-
-def _alike(outcome: Outcome) -> list[list[_Sat]]:
+def _alike(outcome: Outcome) -> list[list[Sat]]:
     """The models of a plan, those together that have the same kind of seat with the same others."""
-    found: dict[object, list[_Sat]] = {}
-    for sat in _each(outcome):
-        _, seat, member, _ = sat
-        found.setdefault((member, seat.part, seat.members), []).append(sat)
+    found: dict[object, list[Sat]] = {}
+    for x in _each(outcome):
+        found.setdefault((x.member, x.seat.part, x.seat.members), []).append(x)
     return list(found.values())
 
 
-def _row(planned: Planned, some: Sequence[_Sat]) -> tuple[str, ...]:
-    """How models fare that sit alike: on average, and by their slowest."""
-    _, _, member, one = some[0]
-    served = [x for _, _, _, x in some]
-    slowest = max(served, key=lambda x: x.percentile_s(99))
-    late = "" if all(x.in_time for x in served) else " !"
-    return (
-        one.name if len(some) == 1 else f"{len(some)} x {one.name}",
-        _places([(gpu, seat) for gpu, seat, _, _ in some], len(planned.best.gpus) > 1),
-        significant(sum(x.rate for x in served) / len(served)),
-        quantity(one.alone_s, "s"),
-        *(quantity(max(x.percentile_s(p) for x in served), "s") for p in PERCENTILES),
-        asked(one.load) + late,
-        longer(slowest, planned, member),
-    )
+def _model(some: Sequence[Sat]) -> str:
+    name = some[0].one.name
+    return name if len(some) == 1 else f"{len(some)} x {name}"
+
+
+def _load(some: Sequence[Sat]) -> str:
+    late = "" if all(x.one.in_time for x in some) else " !"
+    return asked(some[0].one.load) + late
 
 
 def labels(planned: Planned, gpu: Seated) -> list[str]:
@@ -370,24 +399,27 @@ def asked(load: Load) -> str:
     return " ".join(filter(None, (rate, within))) or "loop"
 
 
-def longer(one: Served, planned: Planned, member: int) -> str:
-    """What makes it slower than alone on a whole GPU: `part 120 %, turn 30 %`."""
-    alone = planned.found.references[member]
-    found = causes(one, alone)[:2]
+def longer(planned: Planned, some: Sequence[Sat]) -> str:
+    """What makes the slowest slower than alone on a whole GPU: `part 120 %, turn 30 %`."""
+    alone = planned.found.references[some[0].member]
+    slowest = max((x.one for x in some), key=lambda one: one.percentile_s(99))
+    found = causes(slowest, alone)[:2]
     return ", ".join(f"{c.name} {percent(c.seconds, alone.time_s)}" for c in found) or "-"
 
 
-def _notes(planned: Planned, page: Page) -> None:
-    page.line()
-    page.wrapped("runs/s", "of each, on average; latencies are those of the slowest", 12)
-    page.wrapped("longer for", "more time than alone on a whole GPU: part, a smaller one; turn, "
-                 "the wait for it; else what is shared", 12)  # fmt: skip
+def _notes(planned: Planned) -> Iterator[tuple[str, str]]:
+    yield "runs/s", "of each, on average; latencies are those of the slowest"
+    yield (
+        "longer for",
+        "more time than alone on a whole GPU: part, a smaller one; turn, the wait for it; else "
+        "what is shared",
+    )
     smallest: dict[str, tuple[str, int]] = {}
     for x in planned.found.left:
         if x.workload not in smallest or x.missing_bytes < smallest[x.workload][1]:
             smallest[x.workload] = x.target, x.missing_bytes
     for name, (target, missing) in smallest.items():
         text = f"{name} does not fit {target}: {quantity(missing, 'bytes')} are missing"
-        page.wrapped("too small", text, 12)
+        yield "too small", text
     for note in planned.notes:
-        page.wrapped("assumed", note, 12)
+        yield "assumed", note

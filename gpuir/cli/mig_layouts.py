@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from gpuir.backends.table import FORMATS
 from gpuir.cli import options
-from gpuir.cli.output import emit, layout
+from gpuir.cli.output import emit, layout, show
 
 if TYPE_CHECKING:
     from gpuir.backends.mig import Divided
     from gpuir.targets.mig import Geometry, Mig, Profile
     from gpuir.targets.target import Target
 
-FORMATS = ("table", "json", "svg", "mig-parted", "nvidia-smi")
 OF_ONE_LAYOUT = ("svg", "nvidia-smi")
 OF_A_NODE = ("mig-parted", "nvidia-smi")
 MOST = 64  # instances that are named: more than any GPU has
@@ -31,7 +31,7 @@ ITEM = re.compile(r"(?:(\d{1,3})x)?([^/\s]+)((?:/\d+c)*)")
 @click.option(
     "--devices", help="The GPUs' numbers on the node, for mig-parted and nvidia-smi: 0,1.  [all; 0]"
 )
-@click.option("--format", type=click.Choice(FORMATS), default="table", show_default=True)
+@options.formats("svg", *OF_A_NODE)
 @options.width
 @options.output
 def command(gpu: str, **given: Any) -> None:
@@ -61,7 +61,7 @@ def command(gpu: str, **given: Any) -> None:
                 "--place shows one layout, so --all and --profiles have no effect",
                 fix="remove --all and --profiles",
             )
-        emit(_of_one(target, mig, given), given["output"])
+        _show_one(target, mig, given)
         return
     if given["format"] in OF_ONE_LAYOUT:
         raise UsageError(
@@ -69,11 +69,13 @@ def command(gpu: str, **given: Any) -> None:
             fix=f"give the layout: gpuir mig layouts {gpu} --place {mig.profiles[0].name}",
         )
     kinds = _kinds(target, mig, given["profiles"])
-    packed = not given["everything"]
-    emit(
-        _of_many(target, mig, kinds, geometries(mig, kinds, packed=packed), given),
-        given["output"],
-    )
+    found = geometries(mig, kinds, packed=not given["everything"])
+    if given["format"] == "mig-parted":
+        emit(_parted(target, found, given), given["output"])
+        return
+    from gpuir.backends.mig import geometries_report
+
+    show(geometries_report(target, mig, found, kinds, packed=not given["everything"]), given)
 
 
 def _kinds(target: Target, mig: Mig, text: str | None) -> list[Profile]:
@@ -84,43 +86,29 @@ def _kinds(target: Target, mig: Mig, text: str | None) -> list[Profile]:
     return list(dict.fromkeys(mig.find(name, f"{target.name}:{name}") for name in names))
 
 
-def _of_many(
-    target: Target,
-    mig: Mig,
-    kinds: Sequence[Profile],
-    found: Sequence[Geometry],
-    given: dict[str, Any],
-) -> str:
-    from gpuir.backends import mig as shown
+def _parted(target: Target, found: Sequence[Geometry], given: dict[str, Any]) -> str:
+    """Every geometry, on each of `--devices`."""
+    from gpuir.backends.mig import Divided
+    from gpuir.backends.mig_parted import config_name, mig_parted
 
-    if given["format"] == "json":
-        return shown.json_text(target, mig, found)
-    if given["format"] == "mig-parted":
-        from gpuir.backends.mig_parted import config_name, mig_parted
-
-        devices = _devices(given["devices"], [None])
-        configs = {
-            config_name(g.profiles): [shown.Divided(target, g.layout, n) for n in devices]
-            for g in found
-        }
-        return mig_parted(configs)
-    screen = layout(given["width"], given["output"])
-    return shown.geometries_text(target, mig, found, kinds, screen, packed=not given["everything"])
+    devices = _devices(given["devices"], [None])
+    return mig_parted(
+        {config_name(g.profiles): [Divided(target, g.layout, n) for n in devices] for g in found}
+    )
 
 
-def _of_one(target: Target, mig: Mig, given: dict[str, Any]) -> str:
-    from gpuir.backends import mig as shown
+def _show_one(target: Target, mig: Mig, given: dict[str, Any]) -> None:
+    from gpuir.backends.mig import layout_report, part_labels, svg
 
     divided = _placed(target, mig, given["place"])
-    if given["format"] == "json":
-        geometry = _geometry(mig, divided)
-        return shown.json_text(target, mig, [geometry], divided.parts)
-    if given["format"] == "svg":
+    if given["format"] in FORMATS:
+        width = layout(given["width"], given["output"]).width
+        show(layout_report(mig, divided, _geometry(mig, divided), width), given)
+    elif given["format"] == "svg":
         title = f"{target.title or target.name}: {given['place']}"
-        return shown.svg(mig, divided.layout or (), shown.part_labels(divided), title)
-    if given["format"] == "table":
-        return shown.layout_text(mig, divided, layout(given["width"], given["output"]))
-    return _commands(divided, given)
+        emit(svg(mig, divided.layout or (), part_labels(divided), title), given["output"])
+    else:
+        emit(_commands(divided, given), given["output"])
 
 
 def _commands(divided: Divided, given: dict[str, Any]) -> str:

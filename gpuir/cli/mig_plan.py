@@ -6,18 +6,16 @@ from typing import Any
 
 import click
 
+from gpuir.cli import options
 from gpuir.cli.mig_asked import Runner, asked, kinds_of, notes
-from gpuir.cli.output import check_ahead, emit, layout, note, warn
+from gpuir.cli.output import check_ahead, emit, layout, note, show, warn
 
 
 @click.command()
 @asked(requests=2000)
 @click.option("--best", type=click.IntRange(1, 100), default=5, show_default=True, help="Listed.")
-@click.option(
-    "--format",
-    default="table",
-    show_default=True,
-    help="table, json; of the best plan: mig-parted, nvidia-smi, svg.",
+@options.formats(
+    "mig-parted", "nvidia-smi", "svg", help="The last three are of the best plan, for other tools."
 )
 def command(**given: Any) -> None:
     """Which slices for which models, or all on the whole GPU: simulated for each.
@@ -33,12 +31,11 @@ def command(**given: Any) -> None:
     gpuir mig plan --gpu 2xa100-80gb --gpu a30 --model ... --objective cost
     gpuir mig plan ... --format mig-parted -o mig.yaml
     """
-    from gpuir.backends.mig_plan import Planned, forms, text_of
+    from gpuir.backends.mig_plan import FILES, Planned, file_of, plans_report
     from gpuir.plan.mig.search import search
     from gpuir.plan.mig.workloads import Setting
 
     check_ahead(given["output"])
-    forms(given["format"])
     kinds = kinds_of(given)
     found = Runner(given)
     setting = Setting(found.workloads, found.runs, given["host_threads"], given["seed"])
@@ -53,5 +50,8 @@ def command(**given: Any) -> None:
     for text in found.warnings:
         warn(text)
     planned = Planned(made, setting, given["objective"], notes(given, found))
-    shape = layout(given["width"], given["output"])
-    emit(text_of(planned, given["format"], given["best"], shape), given["output"])
+    if given["format"] in FILES:
+        emit(file_of(planned, given["format"]), given["output"])
+    else:
+        width = layout(given["width"], given["output"]).width
+        show(plans_report(planned, given["best"], width), given)

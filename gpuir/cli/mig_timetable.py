@@ -6,8 +6,9 @@ from typing import Any
 
 import click
 
+from gpuir.cli import options
 from gpuir.cli.mig_asked import Runner, asked, kinds_of, notes
-from gpuir.cli.output import check_ahead, emit, layout, note, warn
+from gpuir.cli.output import check_ahead, note, show, warn
 
 
 @click.command()
@@ -23,7 +24,7 @@ from gpuir.cli.output import check_ahead, emit, layout, note, warn
     type=click.FloatRange(0, 86_400),
     help="Seconds that a model which moves is away.  [30]",
 )
-@click.option("--format", default="table", show_default=True, help="table, json.")
+@options.formats()
 def command(**given: Any) -> None:
     """When to divide GPUs anew, as the load of models changes over a day.
 
@@ -36,17 +37,11 @@ def command(**given: Any) -> None:
         8:00,800
         20:00,200
     """
-    from gpuir.backends.mig_timetable import json_text, report
-    from gpuir.ir.errors import UsageError, nearest
+    from gpuir.backends.mig_timetable import timetable_report
     from gpuir.plan.mig.timetable import CHANGE_S, read_day, timetable
     from gpuir.plan.mig.workloads import Setting
 
     check_ahead(given["output"])
-    if given["format"] not in ("table", "json"):
-        close = nearest(given["format"], ("table", "json"))
-        raise UsageError(
-            f"a timetable cannot be printed in the format {given['format']!r}", fix=close
-        )
     kinds = kinds_of(given)
     found = Runner(given)
     day = read_day(given["day"], [w.name for w in found.workloads])
@@ -67,7 +62,4 @@ def command(**given: Any) -> None:
     assumed = "" if given["change"] is not None else " (assumed), and 30 s more where MIG is "
     assumed += "" if given["change"] is not None else "switched on or off on Ampere"
     said = (*notes(given, found), f"a model that moves is away for {change:g} s{assumed}")
-    if given["format"] == "json":
-        emit(json_text(made, setting, said), given["output"])
-    else:
-        emit(report(made, setting, said, layout(given["width"], given["output"])), given["output"])
+    show(timetable_report(made, setting, said), given)

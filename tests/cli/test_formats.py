@@ -19,6 +19,9 @@ ENCODER = str(Path(__file__).parents[1] / "small_encoder.onnx")
 SHORT = ("--dims", "batch=2,seq=32", "--target", "a100")
 TABLES = "name,rows,width,dtype,lookups\na,1000,64,f32,10\nb,5000000,32,f32,1\n"
 MIXED = "2xl40s+2xa40"
+DAY = "time,live\n0:00,50\n8:00,3000\n20:00,200\n"
+MIG = ("--gpu", "a30", "--model", f"{ENCODER}:name=live:batch=1:seq=32:deadline=20ms")
+MIG += ("--model", f"{ENCODER}:name=idle:batch=8:seq=32", "--requests", "50")
 DIFF = ("diff", ENCODER, ENCODER, *SHORT, "--budget", "latency=+1%")
 COMMANDS = {  # and a field that tells its rows apart
     ("analyze", ENCODER, "--dims", "seq=32", "--target", "a100", "--crossover", "batch"): "value",
@@ -40,6 +43,10 @@ COMMANDS = {  # and a field that tells its rows apart
     ("simulate", ENCODER, *SHORT[:2], "--cluster", MIXED, "--dp", "2", "--tp", "2"): "gpu",
     ("plan", ENCODER, *SHORT[:2], "--cluster", "2xl40s", "--tp", "1,2", "--train"): "tp",
     ("shard", "tables.csv", "--cluster", "2xl40s", "--seconds", "0"): "name",
+    ("mig", "layouts", "a30"): "name",
+    ("mig", "layouts", "a30", "--place", "2g.12gb+2x1g.6gb"): "start",
+    ("mig", "plan", *MIG, "--ways", "mig,serial"): "plan",
+    ("mig", "timetable", *MIG, "--ways", "mig", "--day", "day.csv"): "start_s",
 }
 
 
@@ -50,12 +57,13 @@ def written(command: tuple[str, ...], form: str, folder: Path) -> bytes:
     return path.read_bytes()
 
 
-@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command[0])
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: "-".join(command[:2])[:16])
 def test_every_format_has_the_answer(
     command: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.chdir(tmp_path)
     Path("tables.csv").write_text(TABLES)
+    Path("day.csv").write_text(DAY)
     made = {form: written(command, form, tmp_path) for form in FORMATS}
     field = COMMANDS[command]
     rows = list(csv.DictReader(StringIO(made["csv"].decode())))

@@ -124,7 +124,7 @@ def test_training_is_a_model_too():
         (["--model", "x.onnx:colour=red"], ["colour=red is no size", "keys are"]),
         (["--model", ":batch=8"], ["names no model"]),
         (["--model", ENCODER, "--ways", "nvlink"], ["no way to share is called 'nvlink'"]),
-        (["--model", ENCODER, "--format", "yaml"], ["no format of a plan has the name 'yaml'"]),
+        (["--model", ENCODER, "--format", "yaml"], ["'yaml' is not one of 'text'"]),
         (["--model", "nowhere.onnx:batch=1"], ["nowhere.onnx"]),
         (["--model", f"{ENCODER}:batch=1"], ["some input dimensions are not known", "seq"]),
         (["--model", ENCODER, "--gpu", "a30:1g.6gb"], ["must be a whole GPU", "--gpu a30"]),
