@@ -98,14 +98,14 @@ def main(target: str) -> None:
         for batch, seq in ((1, 16), (1, 128), (4, 64), (1, 384)):
             x = torch.randn(batch, seq, 768)
             measured_s = fastest(lambda x=x: layers(x))
-            g = gpuir.analyze(ENCODER, target, dims={"batch": batch, "seq": seq})
-            show(f"encoder {batch} x {seq}", gpuir.summary(g).latency_s, measured_s)
+            g = gpuir.analyze(ENCODER, target, dims={"batch": batch, "seq": seq}).graph
+            show(f"encoder {batch} x {seq}", gpuir.analyze(g).latency_s, measured_s)
         net = convolutions().eval()
         for batch in (1, 8):
             x = torch.randn(batch, 64, 56, 56)
             measured_s = fastest(lambda x=x: net(x))
             path = as_onnx(Path("/tmp/convolutions.onnx"), batch)
-            latency_s = gpuir.summary(gpuir.analyze(path, target)).latency_s
+            latency_s = gpuir.analyze(path, target).latency_s
             show(f"convolutions {batch}", latency_s, measured_s)
 
 

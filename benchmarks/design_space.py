@@ -95,7 +95,7 @@ dram.bytes_per_s = {[round(1e12 + 1e11 * i) for i in range(rates)]}
 def alone(row: dict[str, object]) -> dict[str, object]:
     """What `analyze` says of a point."""
     dims = {k.removeprefix("dim."): v for k, v in row.items() if k.startswith("dim.") and v}
-    found = gpuir.summary(gpuir.analyze(row["model"], row["target"], dims=dims))
+    found = gpuir.analyze(row["model"], row["target"], dims=dims)
     low_s, high_s = found.interval or (None, None)
     held = found.memory
     values = found.latency_s, low_s, high_s, found.device_s, held.peak_bytes, held.reserved_bytes

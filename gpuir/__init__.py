@@ -12,7 +12,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from gpuir.analysis import analyze, explain, lower, summary
+    from gpuir.analysis import analyze, explain, lower
     from gpuir.cost.nest import Tiles
     from gpuir.distributed import simulate_ranks
     from gpuir.ir.errors import GpuirError
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from gpuir.ir.notes import Cost, Schedule, Tile
     from gpuir.loading import LoadOptions, load, load_text
     from gpuir.passes.manager import Pass, Pipeline
-    from gpuir.report.summary import Summary
+    from gpuir.report.answer import Answer
     from gpuir.schedule import apply, extract, strip
     from gpuir.simulate.memory import Memory, memory
     from gpuir.simulate.parallel import Parallel
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from gpuir.tune.space import Predictions, candidates, heuristics, predict
 
 __all__ = [
+    "Answer",
     "Cluster",
     "Cost",
     "GpuirError",
@@ -55,7 +56,6 @@ __all__ = [
     "Profile",
     "Schedule",
     "Step",
-    "Summary",
     "Target",
     "Tile",
     "Tiles",
@@ -86,16 +86,15 @@ __all__ = [
     "show",
     "simulate_ranks",
     "strip",
-    "summary",
     "target_names",
     "timeline",
 ]
 
 _HOMES = {
-    "gpuir.analysis": ("analyze", "explain", "lower", "summary"),
+    "gpuir.analysis": ("analyze", "explain", "lower"),
     "gpuir.distributed": ("simulate_ranks",),
     "gpuir.loading": ("LoadOptions", "load", "load_text"),
-    "gpuir.report.summary": ("Summary",),
+    "gpuir.report.answer": ("Answer",),
     "gpuir.ir.errors": ("GpuirError",),
     "gpuir.ir.graph": ("Graph",),
     "gpuir.ir.notes": ("Cost", "Schedule", "Tile"),

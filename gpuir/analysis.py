@@ -1,9 +1,8 @@
-"""The whole way from a model file to its report: load, lower, analyze, explain, summary."""
+"""The whole way from a model file to its answer: load, lower, cost, analyze, explain."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 from itertools import chain
 from os import PathLike, fspath
 from typing import TYPE_CHECKING, Any, Unpack, cast
@@ -15,7 +14,7 @@ from gpuir.cost.strips import is_written_out
 from gpuir.cost.table import Predictor
 from gpuir.ir.door import CALLED, FLAG, PATH, TEXT, many, named, of_type, takes, whole
 from gpuir.ir.errors import GpuirError, UsageError
-from gpuir.ir.graph import GRAPH, Graph, Level, Node, check_level
+from gpuir.ir.graph import GRAPH, Graph, Level, Node
 from gpuir.ir.notes import SCHEDULE, Schedule
 from gpuir.loading import LoadOptions, load
 from gpuir.ops.kernel import Attention, KernelOp, View
@@ -24,12 +23,13 @@ from gpuir.passes.manager import Pass, Pipeline
 from gpuir.passes.math import run_under
 from gpuir.passes.tile import TilePass
 from gpuir.plan.mig.workloads import Alone
+from gpuir.report.answer import Answer, Device, answer_of
 from gpuir.report.find import find_kernel
+from gpuir.report.kernels import Kernel
 from gpuir.report.notebook import html
-from gpuir.report.summary import Device, Kernel, Summary, summarize
 from gpuir.simulate.fitting import ToFit, larger_target
 from gpuir.simulate.memory import memory
-from gpuir.simulate.timeline import filled, timeline
+from gpuir.simulate.timeline import filled
 from gpuir.stacks.table import pipeline
 from gpuir.targets.cluster import load_cluster
 from gpuir.targets.load import load_target
@@ -100,6 +100,8 @@ def lowering(
     profile=PATH,
     tf32=FLAG,
     cluster=PATH,
+    batch=whole(1),
+    warnings=many(TEXT),
 )
 def analyze(
     model: Graph | Source,
@@ -110,13 +112,14 @@ def analyze(
     profile: str | PathLike[str] | None = None,
     tf32: bool | None = None,
     cluster: str | PathLike[str] | None = None,
+    batch: int | None = None,
+    warnings: Iterable[str] = (),
     **options: Unpack[LoadOptions],
-) -> Graph:
-    """The model's kernels, tiled and costed for `target`: its `latency_s` is how long the model
-    takes, and `summary` of it is the report.
+) -> Answer:
+    """What a run of the model on `target` comes to: time, memory, and every kernel.
 
         gpuir.analyze("model.onnx", "a100").latency_s
-        gpuir.analyze(module, (x,), target="h100-sxm")
+        gpuir.analyze(module, (x,), target="h100-sxm").graph
 
     A graph goes on from the level it has. One that is tiled already keeps its target; one that
     is costed comes back as it is; what would change it is refused. `schedule` is a file of tiles
@@ -125,7 +128,35 @@ def analyze(
     `profile` is the software stack, and `tf32` what it runs in TF32, as in `lower`. `cluster`, a
     name or a path, joins
     the ranks of a graph that the pass `shard` has cut; its GPU, if of one kind, is then the target.
+    `batch` is how many items a run does at once: without it, what the graph was built for.
+    `warnings` are shown in the report.
     """
+    graph = costed(
+        model,
+        *given,
+        target=target,
+        predictor=predictor,
+        schedule=schedule,
+        profile=profile,
+        tf32=tf32,
+        cluster=cluster,
+        **options,
+    )
+    return answer(graph, warnings=warnings, batch=batch)
+
+
+def costed(
+    model: Graph | Source,
+    *given: Any,
+    target: str | None = None,
+    predictor: str | Predictor = "tile",
+    schedule: str | PathLike[str] | Schedule = "",
+    profile: str | PathLike[str] | None = None,
+    tf32: bool | None = None,
+    cluster: str | PathLike[str] | None = None,
+    **options: Unpack[LoadOptions],
+) -> Graph:
+    """The costed graph of what `analyze` answers, with the same arguments."""
     args: list[Any] = []
     for thing in given:  # the target, or a module's arguments: a tuple, or one by one
         if isinstance(thing, str | PathLike) and target is None:
@@ -156,13 +187,7 @@ def analyze(
         passes += (TilePass(target=str(target), schedule=tiles),)
     if g.level < Level.costed:
         passes += (Annotate(predictor=predictor, cluster=fspath(cluster or "")),)
-    g = Pipeline(passes).run(g)
-    return g if g.clock is latency else replace(g, clock=latency)
-
-
-def latency(graph: Graph) -> float:
-    """Seconds that a costed graph takes on its target under its profile, the host included."""
-    return timeline(graph, profile_of(graph)).time_s
+    return Pipeline(passes).run(g)
 
 
 def _check_target(g: Graph, target: str | None) -> None:
@@ -246,34 +271,37 @@ def _uncounted(graph: Graph, target: Target) -> tuple[str, ...]:
     return (f"memory: what the libraries of {profile.name} reserve for themselves is not counted",)
 
 
-@takes(graph=GRAPH, warnings=many(TEXT), batch=whole(1))
-def summary(graph: Graph, *, warnings: Iterable[str] = (), batch: int | None = None) -> Summary:
-    """The report of a costed graph as records: totals, kernels, classes, memory, coverage,
-    assumptions."""
-    check_level("summary", graph, Level.costed, "gpuir.summary(gpuir.analyze(graph, 'a100'))")
+def answer(graph: Graph, *, warnings: Iterable[str] = (), batch: int | None = None) -> Answer:
+    """The answer that a costed graph is."""
     target = load_target(str(graph.target))
     notes = (
         *(elsewhere(graph, target), emulated(graph, target)),
         *(_written_out(graph, target), _uncounted(graph, target)),
     )
     assumed = (*target.assumptions, *chain(*notes))
-    device = Device(target.name, target.title, assumed, tuple(target.rows()), target.vendor)
-    held = memory(graph, target)
 
     def explain(x: Kernel) -> tuple[Line, ...]:
         return () if x.rest else _explained(graph, x.node)
 
-    def fixes(_: Summary) -> tuple[ToFit, ...]:
+    def fixes(_: Answer) -> tuple[ToFit, ...]:
         found = larger_target(graph, target)
         return () if found is None else (found,)
 
-    return summarize(graph, device, tuple(warnings), batch, held, explain, html, fixes)
+    return answer_of(
+        graph,
+        Device(target.name, target.title, assumed, tuple(target.rows()), target.vendor),
+        batch=batch,
+        held=memory(graph, target),
+        warnings=tuple(warnings),
+        explain=explain,
+        fixes=fixes,
+        html=html,
+    )
 
 
-def run_alone(graph: Graph) -> Alone:
-    """What one run of a costed graph takes of its target, alone there."""
-    found = summary(graph)
-    target, clock = load_target(str(graph.target)), found.timeline
+def run_alone(found: Answer) -> Alone:
+    """What one run of a model takes of its target, alone there."""
+    target, clock = load_target(found.target), found.timeline
     moved = found.dram_bytes / target.dram_bytes_per_s
     kernels = [x for x in found.running if x.time_s > 0]
     return Alone(

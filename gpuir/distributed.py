@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from os import PathLike, fspath
 
-from gpuir.analysis import analyze, lower
+from gpuir.analysis import costed, lower
 from gpuir.cost.collective import collective_time
 from gpuir.cost.table import Predictor
 from gpuir.ir.alike import shape_of
@@ -359,7 +359,7 @@ class _Maker:
         if made.mesh:
             bucket = Bucket(blocks=self.parallel.zero > 2, early=early)
             made = Pipeline((bucket,)).run(made)
-        found = analyze(made, target=gpu, predictor=self.predictor, cluster=place.name)
+        found = costed(made, target=gpu, predictor=self.predictor, cluster=place.name)
         found = slowed(found, factor)
         return in_pieces(found, self.parallel.tp) if self.parallel.overlap else found
 

@@ -12,7 +12,7 @@ from functools import cache, lru_cache
 from pathlib import Path
 from typing import IO, Any, Self
 
-from gpuir.analysis import analyze, lowering, summary
+from gpuir.analysis import answer, costed, lowering
 from gpuir.backends.parquet import counts_of, part_bytes
 from gpuir.cost.many import Batch
 from gpuir.cost.tile import BY
@@ -207,23 +207,23 @@ def ran(
 def _alone(job: Job, loading: Loading, variant: str) -> Callable[[Target], Answer]:
     """The answer for a job whose graph has to be run whole."""
 
-    def costed(target: Target) -> Graph:
+    def run(target: Target) -> Graph:
         graph = _kernels(job, loading.options, variant, target.name if variant else None)
-        return analyze(graph, target.name)
+        return costed(graph, target.name)
 
-    return _whole(costed)
+    return _whole(run)
 
 
-def _whole(costed: Callable[[Target], Graph]) -> Callable[[Target], Answer]:
+def _whole(costed_on: Callable[[Target], Graph]) -> Callable[[Target], Answer]:
     """The answer that the report of a graph gives."""
 
     def run(target: Target) -> Answer:
         try:
-            found = summary(costed(target))
+            found = answer(costed_on(target))
         except GpuirError as error:
             return Answer(why=in_a_line(error))
         if not found.latency_s:
-            return Answer(why=f"the model has nothing to run under {found.profile.name}")
+            return Answer(why=f"the model has nothing to run under {found.profile}")
         bounds, held = dict(found.bounds), found.memory
         available = held.available_bytes or 0
         low_s, high_s = found.interval or (None, None)
@@ -370,7 +370,7 @@ def latencies(
         of = [variant_of(next(iter(variants.values()))[1].profile, target) for target in loaded]
         for variant, (kernels, program) in variants.items():
             some = [t for t, v in enumerate(of) if v == variant]
-            alone = _whole(lambda target, kernels=kernels: analyze(kernels, target.name))
+            alone = _whole(lambda target, kernels=kernels: costed(kernels, target.name))
             row |= dict(zip(some, answers_on(program, loaded, some, table, alone), strict=True))
         found.append([row[t] for t in range(len(loaded))])
     return found

@@ -10,10 +10,10 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Unpack
 
-from gpuir.analysis import analyze, summary
+from gpuir.analysis import analyze
 from gpuir.ir.errors import GpuirError, UsageError, reason
 from gpuir.loading import LoadOptions
-from gpuir.report.summary import Summary
+from gpuir.report.answer import Answer
 
 if TYPE_CHECKING:
     import torch
@@ -26,7 +26,7 @@ ANY_SIZE = (
     "sizes of the call that compiled it"
 )
 
-Report = Callable[[Summary], None]
+Report = Callable[[Answer], None]
 Backend = Callable[["fx.GraphModule", "Sequence[torch.Tensor]"], Callable[..., Any]]
 
 
@@ -39,7 +39,7 @@ def backend(
     """A backend for torch.compile: each graph is analysed for `target` under `profile` (`eager`
     without one), and then run unchanged.
 
-    `report` gets the summary of each, in the order that they are compiled; without it the table
+    `report` gets the answer of each, in the order that they are compiled; without it the table
     goes to stderr. A graph that is compiled for any size (`dynamic=True`, or a second batch size)
     is reported once, for the sizes of the call that compiled it, and says so. What cannot be
     analysed is text there too, and runs all the same.
@@ -47,7 +47,7 @@ def backend(
 
     def compile(module: fx.GraphModule, inputs: Sequence[torch.Tensor]) -> Callable[..., Any]:
         try:
-            found = summary(analyze(_program(module, inputs), target, profile=profile, **options))
+            found = analyze(_program(module, inputs), target, profile=profile, **options)
         except GpuirError as error:
             print(f"gpuir: {error}", file=sys.stderr)
         except Exception as error:  # a fault of ours is not to end the user's session
@@ -61,7 +61,7 @@ def backend(
     return compile
 
 
-def show(found: Summary) -> None:
+def show(found: Answer) -> None:
     """The report as a table, on stderr."""
     from gpuir.backends.terminal import Layout, report
 

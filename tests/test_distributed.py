@@ -58,7 +58,7 @@ def step(g: Graph, cluster: str = "dgx-a100", **degrees: Any) -> gpuir.Step:
 
 
 def test_one_rank_is_what_one_gpu_takes(training: Graph):
-    alone = gpuir.summary(gpuir.analyze(training, "a100-sxm-80gb"))
+    alone = gpuir.analyze(training, "a100-sxm-80gb")
     one = step(training)
     assert one.time_s == pytest.approx(alone.latency_s)
     assert one.slowest.traffic == () and one.exposed_s == 0.0
@@ -533,7 +533,7 @@ def test_ranks_that_are_alike_are_looked_at_once(monkeypatch: pytest.MonkeyPatch
 
     def counted(g: Graph, *, target: str, **options: Any) -> Graph:
         calls.append((target, shape_of(g)))
-        return gpuir.analyze(g, target=target, **options)
+        return gpuir.analyze(g, target=target, **options).graph
 
     monkeypatch.setattr(gpuir.distributed, "analyze", counted)
     for nodes in (1, 2):

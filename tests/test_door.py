@@ -37,7 +37,7 @@ TEXT = """graph @mlp {
 }
 """
 G = gpuir.load_text(TEXT)
-COSTED = gpuir.analyze(G, "a100")
+COSTED = gpuir.analyze(G, "a100").graph
 TILES = gpuir.extract(COSTED)
 KERNEL = gpuir.kernel("gemm", m=64, n=64, k=64, target="a100")
 TILE = gpuir.Tile((("m", 16), ("n", 64), ("k", 32)))
@@ -48,7 +48,6 @@ GOOD: dict[Callable[..., Any], dict[str, Any]] = {
     gpuir.analyze: {"model": G, "target": "a100"},
     gpuir.lower: {"graph": G},
     gpuir.explain: {"graph": COSTED, "name": "y"},
-    gpuir.summary: {"graph": COSTED},
     gpuir.simulate_ranks: {"graph": G, "cluster": "dgx-a100", "parallel": gpuir.Parallel(dp=2)},
     gpuir.load: {"model": "none.gir"},
     gpuir.load_text: {"text": TEXT},
@@ -183,11 +182,11 @@ def test_records_of_strange_fields(record: type[Any]):
         gpuir.Tile: [
             lambda x: gpuir.kernel("gemm", m=64, n=64, k=64, target="a100", tile=x),
             lambda x: gpuir.Observed(gpuir.load_target("a100")).observe(KERNEL, x, 1e-5),
-            lambda x: gpuir.analyze(G, "a100", schedule=replace(TILES, tiles=((("y",), x),))),
+            lambda x: gpuir.analyze(G, "a100", schedule=replace(TILES, tiles=((("y",), x),))).graph,
         ],
         gpuir.Tiles: [lambda x: gpuir.predict(KERNEL, x).reasons],
         gpuir.Schedule: [
-            lambda x: gpuir.analyze(G, "a100", schedule=x),
+            lambda x: gpuir.analyze(G, "a100", schedule=x).graph,
             lambda x: gpuir.apply(gpuir.strip(COSTED), x),
             gpuir.show,
         ],
@@ -217,21 +216,20 @@ def test_methods_of_strange_values(value: Any):
 
 
 def test_a_graph_that_is_not_as_far_says_what_to_do():
-    for call in (gpuir.summary, lambda g: gpuir.timeline(g, gpuir.load_profile("ort"))):
-        with pytest.raises(UsageError, match="needs a graph of level costed") as error:
-            call(G)
-        assert "gpuir.analyze(" in error.value.fix
-    assert gpuir.summary(gpuir.analyze(G, "a100")).latency_s > 0  # as the fix says
+    with pytest.raises(UsageError, match="needs a graph of level costed") as error:
+        gpuir.timeline(G, gpuir.load_profile("ort"))
+    assert "gpuir.analyze(" in error.value.fix
+    assert gpuir.analyze(G, "a100").latency_s > 0  # as the fix says
 
 
 def test_a_schedule_in_memory_is_used():
     tiles = ((("y",), gpuir.Tile((("m", 16), ("n", 64), ("k", 32)), 2, 4)),)
-    found = gpuir.analyze(G, "a100", schedule=replace(TILES, tiles=tiles))
+    found = gpuir.analyze(G, "a100", schedule=replace(TILES, tiles=tiles)).graph
     assert gpuir.extract(found).tiles[0][1] == tiles[0][1]
     with pytest.raises(UsageError, match="for another target"):
-        gpuir.analyze(G, "a100", schedule=replace(TILES, target="t4"))
+        gpuir.analyze(G, "a100", schedule=replace(TILES, target="t4")).graph
     with pytest.raises(UsageError, match="has no kernel %q"):
-        gpuir.analyze(G, "a100", schedule=replace(TILES, tiles=((("q",), TILE),)))
+        gpuir.analyze(G, "a100", schedule=replace(TILES, tiles=((("q",), TILE),))).graph
 
 
 @pytest.mark.parametrize("math", ["tf32", gpuir.ir.types.tf32])

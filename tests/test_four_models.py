@@ -39,12 +39,12 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     return folder, done.stdout
 
 
-def summary(folder: Path, name: str) -> gpuir.Summary:
+def summary(folder: Path, name: str) -> gpuir.Answer:
     g = gpuir.load(folder / f"{name}.onnx", dims=DIMS[name], profile="tensorrt")
-    return gpuir.summary(gpuir.analyze(g, target="a30:1g.6gb", profile="tensorrt"))
+    return gpuir.analyze(g, target="a30:1g.6gb", profile="tensorrt")
 
 
-def multiply_adds(s: gpuir.Summary) -> int:
+def multiply_adds(s: gpuir.Answer) -> int:
     """Those of convolutions and matrix products alone, as papers count; attention's two products
     and all that is pointwise are not in it."""
     ops = [kernel.node.op for kernel in s.running]

@@ -96,7 +96,7 @@ def test_what_is_of_another_kind_is_refused(options: gpuir.LoadOptions, says: st
 
 def test_a_profile_is_a_name_or_a_path():
     with pytest.raises(UsageError, match="profile=3"):
-        gpuir.analyze(ENCODER, "a100", dims=DIMS, profile=3)  # pyright: ignore[reportArgumentType]
+        gpuir.analyze(ENCODER, "a100", dims=DIMS, profile=3).graph  # pyright: ignore[reportArgumentType]
 
 
 def test_a_number_of_numpy_is_one(tmp_path: Path):
@@ -111,7 +111,7 @@ def test_a_model_in_memory():
     x, y = (onnx.helper.make_tensor_value_info(n, 1, ["batch", 4]) for n in "xy")
     model = onnx.helper.make_model(onnx.helper.make_graph([node], "g", [x], [y]))
     for source in (model, model.SerializeToString()):
-        graph = gpuir.analyze(source, "a100", dims={"batch": 8})
+        graph = gpuir.analyze(source, "a100", dims={"batch": 8}).graph
         assert graph.inputs[0].type.shape == (8, 4)
 
 
@@ -179,7 +179,7 @@ def test_the_backward_pass_is_of_what_the_stack_recognizes():
 
     def launched(**options: object) -> Counter[str]:
         x = torch.randn(2, 32, 64)
-        g = gpuir.analyze(Attention(), (x,), target="a100", train=True, **options)
+        g = gpuir.analyze(Attention(), (x,), target="a100", train=True, **options).graph
         assumed = [text for text in g.assumed if "gpuir derived the backward pass" in text]
         by_torch = options.get("autodiff") == "torch"
         assert len(assumed) == (0 if by_torch else 1)

@@ -49,7 +49,7 @@ def ladder(kind: str, depth: int) -> Graph:
 
 
 def costed(g: Graph, profile: str) -> Graph:
-    return gpuir.analyze(g, "a100", profile=profile)
+    return gpuir.analyze(g, "a100", profile=profile).graph
 
 
 def grows(work: Callable[[Graph], object], kind: str, profile: str = "") -> float:
@@ -75,14 +75,14 @@ LEVELS = 2**2 * 1.3  # a walk down to each level, at most: no more than the squa
 def test_a_report_takes_a_walk_a_level_at_most(kind: str, profile: str):
     assert grows(lambda g: gpuir.memory(g), kind, profile) < LEVELS
     assert grows(lambda g: gpuir.timeline(g, gpuir.load_profile(profile)), kind, profile) < LEVELS
-    assert grows(lambda g: gpuir.summary(g), kind, profile) < LEVELS
+    assert grows(lambda g: gpuir.analyze(g), kind, profile) < LEVELS
 
 
 @pytest.mark.parametrize("kind", ["loop", "branch"])
 def test_so_does_every_format_and_what_reads_a_graph(kind: str):
     layout = Layout(100, file="x.svg")
     for name in ("table", "json", "csv", "ir", "schedule", "trace"):
-        grown = grows(lambda g, name=name: BACKENDS[name]([gpuir.summary(g)], layout), kind, "ort")
+        grown = grows(lambda g, name=name: BACKENDS[name]([gpuir.analyze(g)], layout), kind, "ort")
         assert grown < LEVELS, name
     assert grows(lambda g: gpuir.memory(g), kind) < LEVELS
     assert grows(lambda g: gpuir.parse(gpuir.show(g)), kind) < LEVELS
@@ -131,7 +131,7 @@ def test_a_long_loop_on_a_cpu_ends_at_once():
     inner.input("i", TensorType((), i64))
     y = inner(t.Map("exp", (inner.input("x", X),)))
     y = b.add(t.Loop(inner.finish([y]), 1 << 30, (b.input("x", X),)))
-    g = gpuir.analyze(b.finish(y), "x86-64-v3", profile="eager")
+    g = gpuir.analyze(b.finish(y), "x86-64-v3", profile="eager").graph
     assert calls(lambda: gpuir.timeline(g, gpuir.load_profile("eager"))) < 100_000
 
 
@@ -142,7 +142,7 @@ def test_terms_of_a_large_window_are_not_enumerated():
     x = b.input("x", TensorType((1, 1, n), f32))
     g = b.finish([b(t.Pool("max", x, (n,), (1,), (0,), (0,), (1,)))])
     for profile in gpuir.profile_names():
-        assert calls(lambda p=profile: gpuir.summary(costed(g, p))) < 200_000, profile
+        assert calls(lambda p=profile: gpuir.analyze(costed(g, p))) < 200_000, profile
 
 
 def test_loops_are_not_written_out_for_streams_without_bound():

@@ -132,7 +132,7 @@ def graph(text: str = TEXT) -> gpuir.Graph:
 
 @cache
 def analyzed(text: str = TEXT, target: str = "a100") -> gpuir.Graph:
-    return gpuir.analyze(graph(text), target)
+    return gpuir.analyze(graph(text), target).graph
 
 
 def slow(op: Any, tile: Any, target: Any) -> gpuir.Cost:
@@ -199,23 +199,26 @@ differ(
     tf32=False,
 )
 case(
-    "analyze", "given", lambda: gpuir.analyze(graph(), "a100"), lambda: gpuir.analyze(graph(), "t4")
+    "analyze",
+    "given",
+    lambda: gpuir.analyze(graph(), "a100"),
+    lambda: gpuir.analyze(graph(), "t4"),
 )
 differ("explain", {"graph": analyzed(), "name": "y"}, graph=analyzed(OTHER))
 differ("explain", {"graph": analyzed(), "name": "y"}, name="z")
-differ(
-    "summary",
-    {"graph": analyzed()},
-    graph=analyzed(OTHER),
-    warnings=["mind the gap"],
-    batch=4,
+differ("analyze", {"model": analyzed()}, batch=4)
+case(
+    "analyze",
+    "warnings",
+    lambda: gpuir.analyze(analyzed()).warnings,
+    lambda: gpuir.analyze(analyzed(), warnings=["mind the gap"]).warnings,
 )
 differ("timeline", {"graph": analyzed(), "profile": gpuir.load_profile("ort")},
        graph=analyzed(OTHER), profile=gpuir.load_profile("eager"))  # fmt: skip
 differ(
     "memory",
-    {"graph": gpuir.analyze(graph(), "a100", profile="eager")},
-    graph=gpuir.analyze(graph(OTHER), "a100", profile="eager"),
+    {"graph": gpuir.analyze(graph(), "a100", profile="eager").graph},
+    graph=gpuir.analyze(graph(OTHER), "a100", profile="eager").graph,
     target=gpuir.load_target("a100"),
     block=1,
     spent={"x"},
@@ -338,7 +341,9 @@ case("Parallel", "ep", lambda: taken(of=experts(), dp=1), lambda: taken(of=exper
 
 
 def shared(cluster: str) -> gpuir.Graph:
-    return gpuir.analyze(gpuir.pipeline("shard{ranks=2,by=data}").run(training()), cluster=cluster)
+    return gpuir.analyze(
+        gpuir.pipeline("shard{ranks=2,by=data}").run(training()), cluster=cluster
+    ).graph
 
 
 case("analyze", "cluster", partial(shared, "dgx-a100"), partial(shared, "2xa100-pcie-40gb"))

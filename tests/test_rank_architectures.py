@@ -38,7 +38,7 @@ def test_latencies_are_those_of_single_analyses(example):
         graph = example.build(choice)
         assert worth == example.objective(graph)
         for gpu, latency_s in zip(example.GPUS, latencies, strict=True):
-            alone = gpuir.summary(gpuir.analyze(graph, gpu, profile="ort"))
+            alone = gpuir.analyze(graph, gpu, profile="ort")
             assert latency_s == alone.latency_s
 
 

@@ -118,5 +118,5 @@ def test_the_rank_that_fails_first_is_the_one_that_is_named():
 
 
 def test_one_device_does_not_know_the_links():
-    s = gpuir.summary(gpuir.analyze(gpuir.parse(ROWS), "a100"))
+    s = gpuir.analyze(gpuir.parse(ROWS), "a100")
     assert [k.status for k in s.kernels] == ["modelled", "opaque", "modelled"]

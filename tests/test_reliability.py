@@ -47,15 +47,15 @@ def test_any_graph_under_any_profile_in_any_format(g):
     global drawn
     drawn += 1
     target = TARGETS[drawn % len(TARGETS)]
-    found: list[gpuir.Summary] = []
+    found: list[gpuir.Answer] = []
     turns = (PROFILES[(drawn * TAKEN + i) % len(PROFILES)] for i in range(TAKEN))
     for profile in dict.fromkeys(("ideal", *turns)):
         kernels = gpuir.lower(g, profile=profile)
         if refusal(kernels, gpuir.load_target(target)):  # TensorRT on AMD, a CUDA graph on a CPU
             continue
-        costed = gpuir.analyze(kernels, target)
+        costed = gpuir.analyze(kernels, target).graph
         assert gpuir.parse(gpuir.show(costed)) == costed
-        found.append(gpuir.summary(costed))
+        found.append(gpuir.analyze(costed))
     for form in FORMATS:
         layout = Layout(100, file=FILES.get(form, ""))
         if form in SLOW:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -22,7 +23,7 @@ def model() -> gpuir.Graph:
 
 @cache
 def costed() -> gpuir.Graph:
-    return gpuir.analyze(model(), "a100")
+    return gpuir.analyze(model(), "a100").graph
 
 
 @cache
@@ -34,7 +35,7 @@ MADE: dict[str, Callable[[], Any]] = {
     "analyze": costed,
     "apply": lambda: gpuir.apply(gpuir.strip(costed()), gpuir.extract(costed())),
     "candidates": lambda: gpuir.candidates(gemm()),
-    "explain": lambda: gpuir.explain(costed(), gpuir.summary(costed()).slowest()[0].name),
+    "explain": lambda: gpuir.explain(costed(), gpuir.analyze(costed()).slowest()[0].name),
     "extract": lambda: gpuir.extract(costed()),
     "heuristics": lambda: gpuir.heuristics(gemm()),
     "kernel": gemm,
@@ -53,7 +54,6 @@ MADE: dict[str, Callable[[], Any]] = {
     "search": lambda: gpuir.search(gemm()),
     "simulate_ranks": lambda: gpuir.simulate_ranks(model(), "dgx-a100", gpuir.Parallel(tp=2)),
     "strip": lambda: gpuir.strip(costed()),
-    "summary": lambda: gpuir.summary(costed()),
     "timeline": lambda: gpuir.timeline(costed(), gpuir.load_profile("ort")),
     "Observed": lambda: gpuir.Observed(gpuir.load_target("a100")).observe(
         gemm(), gpuir.Tile((("m", 64), ("n", 64), ("k", 32))), 1e-5
@@ -66,7 +66,7 @@ MADE: dict[str, Callable[[], Any]] = {
 TEXT = {"cluster_names", "host_names", "profile_names", "show", "target_names"}
 BY_A_FUNCTION = {
     *("Cluster", "Graph", "HostMachine", "Kernel", "Memory", "Pipeline", "Predictions"),
-    *("Profile", "Schedule", "Step", "Summary", "Target", "Tiles", "Timeline"),
+    *("Profile", "Schedule", "Step", "Answer", "Target", "Tiles", "Timeline"),
 }
 NO_RECORD = {"GpuirError", "LoadOptions", "Pass"}
 
@@ -88,21 +88,20 @@ def test_a_graph_says_what_it_is():
     assert repr(model()) == f"<Graph @encoder of level graph: {len(model().nodes)} nodes>"
     shown = repr(costed())
     assert shown.startswith("<Graph @encoder of level costed for a100 under ort: ")
-    assert f"latency {gpuir.summary(costed()).latency_s:.4g} s>" in shown
+    assert f"kernels {costed().time_s:.4g} s>" in shown
 
 
-def test_the_latency_of_a_graph_is_that_of_its_summary():
+def test_the_latency_of_a_graph_survives_its_text():
     for profile in ("ort", "tensorrt"):
-        g = gpuir.analyze(model(), "a100", profile=profile)
-        assert g.latency_s == gpuir.summary(g).latency_s != g.time_s
-        again = gpuir.analyze(gpuir.parse(gpuir.show(g)))
-        assert again.latency_s == g.latency_s
+        once = gpuir.analyze(model(), "a100", profile=profile)
+        again = gpuir.analyze(gpuir.parse(gpuir.show(once.graph)))
+        assert again == once != replace(once, latency_s=once.graph.time_s)
 
 
-def test_a_graph_without_costs_has_no_latency():
-    for g in (model(), gpuir.strip(costed())):
-        with pytest.raises(gpuir.GpuirError, match="has no latency"):
-            _ = g.latency_s
+def test_an_answer_of_numbers_alone_says_where_its_graph_is():
+    with pytest.raises(gpuir.GpuirError, match="numbers alone") as e:
+        _ = gpuir.Answer("encoder", "a100").graph
+    assert "gpuir.analyze(model, target)" in str(e.value)
 
 
 def test_a_cost_is_a_number_and_its_text_the_whole():

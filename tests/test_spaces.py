@@ -98,7 +98,7 @@ def alone(row):
     g = under(gpuir.load(row["model"], dims=dims), row["profile"])
     if row["dtype"] != "own":
         g = gpuir.pipeline(f"convert{{dtype={row['dtype']}}}").run(g)
-    return gpuir.summary(gpuir.analyze(g, row["target"], profile=row["profile"]))
+    return gpuir.analyze(g, row["target"], profile=row["profile"])
 
 
 def test_every_point_is_there_once(points):

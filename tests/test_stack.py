@@ -24,17 +24,17 @@ STEPS = {  # the passes of the default profile of an ONNX file, up to each level
 
 
 def label(g: gpuir.Graph) -> tuple[str, str | None, float]:
-    s = gpuir.summary(g)
-    return s.profile.name, s.tf32, s.latency_s
+    s = gpuir.analyze(g)
+    return s.profile, s.tf32, s.latency_s
 
 
 @pytest.mark.parametrize("level", STEPS)
 def test_passes_by_hand_keep_the_stack(level: str):
     g = gpuir.load(ENCODER, dims=DIMS)
-    whole = label(gpuir.analyze(g, "a100"))
+    whole = label(gpuir.analyze(g, "a100").graph)
     assert whole[:2] == ("ort", "products")
     made = gpuir.pipeline(STEPS[level]).run(g)
-    assert label(gpuir.analyze(made, "a100")) == whole
+    assert label(gpuir.analyze(made, "a100").graph) == whole
 
 
 @pytest.mark.slow
@@ -44,18 +44,18 @@ def test_text_keeps_the_stack(level: str, tmp_path: Path):
     args = ("opt", ENCODER, "--dims", "batch=2,seq=32", "--pipeline", STEPS[level])
     done = CliRunner().invoke(main, (*args, "-o", str(file)))
     assert done.exit_code == 0, done.output
-    whole = label(gpuir.analyze(gpuir.load(ENCODER, dims=DIMS), "a100"))
-    assert label(gpuir.analyze(str(file), "a100")) == whole
+    whole = label(gpuir.analyze(gpuir.load(ENCODER, dims=DIMS), "a100").graph)
+    assert label(gpuir.analyze(str(file), "a100").graph) == whole
 
 
 def test_passes_in_place_of_the_profiles_leave_its_host():
     """docs/extend/custom-passes.md's own command: other kernels, the same stack."""
     g = gpuir.load(ENCODER, dims=DIMS)
     text = "canonicalize,recognize,fuse,legalize"
-    name, tf32, latency_s = label(gpuir.analyze(gpuir.pipeline(text).run(g), "a100"))
+    name, tf32, latency_s = label(gpuir.analyze(gpuir.pipeline(text).run(g), "a100").graph)
     assert (name, tf32) == ("ort", "products")
-    ideal = label(gpuir.analyze(g, "a100", profile="ideal"))
-    ort = label(gpuir.analyze(g, "a100"))
+    ideal = label(gpuir.analyze(g, "a100", profile="ideal").graph)
+    ort = label(gpuir.analyze(g, "a100").graph)
     assert ideal[2] < latency_s < ort[2]
 
 
@@ -64,12 +64,12 @@ def test_another_stack_may_be_named(tmp_path: Path):
     args = ("opt", ENCODER, "--dims", "batch=2,seq=32", "--profile", "tensorrt")
     done = CliRunner().invoke(main, (*args, "--pipeline", "canonicalize", "-o", str(file)))
     assert done.exit_code == 0 and " under tensorrt {" in file.read_text()
-    assert gpuir.summary(gpuir.analyze(str(file), "a100")).profile.name == "tensorrt"
-    eager = gpuir.analyze(str(file), "a100", profile="eager")
-    assert gpuir.summary(eager).profile.name == "eager", "a graph of level graph is for any"
+    assert gpuir.analyze(str(file), "a100").profile == "tensorrt"
+    eager = gpuir.analyze(str(file), "a100", profile="eager").graph
+    assert gpuir.analyze(eager).profile == "eager", "a graph of level graph is for any"
 
 
 def test_a_graph_written_by_hand_has_no_stack():
     text = "kernel @g { in %x: f32[4] %y: f32[4] = k.map([%x], {in %x: f32[4] %y: f32[4] = "
     text += 't.map("relu", [%x]) at "m:R" out %y}) at "m:R" out %y }'
-    assert gpuir.summary(gpuir.analyze(load_text(text), "a100")).profile.name == "ideal"
+    assert gpuir.analyze(load_text(text), "a100").profile == "ideal"

@@ -30,11 +30,11 @@ class Broken(torch.nn.Module):
 def test_every_graph_is_reported_and_runs_unchanged():
     torch._dynamo.reset()
     model, x = Broken().eval(), torch.randn(8, 64)
-    found: list[gpuir.Summary] = []
+    found: list[gpuir.Answer] = []
     backend = gpuir.torch.backend("h100-sxm", found.append, profile="cudagraph")
     compiled = torch.compile(model, backend=backend)
     torch.testing.assert_close(compiled(x), model(x))
-    assert {s.profile.name for s in found} == {"cudagraph"}
+    assert {s.profile for s in found} == {"cudagraph"}
     flops = [sum(k.flops for k in s.kernels) for s in found]
     assert flops == [2 * 8 * 64 * 128 + 2 * 8 * 128, 2 * 8 * 128 * 4 + 8 * 4]  # bias and relu
 
@@ -53,7 +53,7 @@ def test_a_graph_for_any_size_is_reported_for_that_of_its_call(
     dynamic: bool | None, capsys: pytest.CaptureFixture[str]
 ):
     torch._dynamo.reset()
-    found: list[gpuir.Summary] = []
+    found: list[gpuir.Answer] = []
     model = torch.nn.Linear(64, 4).eval()
     compiled = torch.compile(
         model, backend=gpuir.torch.backend("a100", found.append), dynamic=dynamic
@@ -92,7 +92,7 @@ def test_named_backend_needs_a_target():
 
 
 def test_a_module_and_its_arguments():
-    graph = gpuir.analyze(torch.nn.Linear(64, 32), (torch.randn(8, 64),), target="a100")
+    graph = gpuir.analyze(torch.nn.Linear(64, 32), (torch.randn(8, 64),), target="a100").graph
     assert graph.target == "a100"
     assert {v.name for v in graph.params} == {"weight", "bias"}
 
@@ -103,11 +103,11 @@ def test_arguments_need_no_tuple():
             return x + y
 
     x = torch.randn(8, 64)
-    one = gpuir.analyze(torch.nn.Linear(64, 32), x, target="a100")
+    one = gpuir.analyze(torch.nn.Linear(64, 32), x, target="a100").graph
     assert [v.type.shape for v in one.inputs] == [(8, 64)]
     assert gpuir.load(torch.nn.Linear(64, 32), args=x).inputs == one.inputs
     for given in ((Adds(), "a100", x, x), (Adds(), "a100", (x, x)), (Adds(), "a100", [x, x])):
-        assert len(gpuir.analyze(*given).inputs) == 2
+        assert len(gpuir.analyze(*given).graph.inputs) == 2
 
 
 @pytest.mark.parametrize("thing", [torch.relu, 3, None, {"a": 1}])

@@ -742,8 +742,8 @@ def report() -> Any:
     from gpuir.backends.json_csv import json_text
     from gpuir.backends.terminal import Layout
 
-    g = gpuir.analyze(gpuir.parse(MODEL), "a100")
-    return json.loads(json_text([gpuir.summary(g)], Layout()))
+    g = gpuir.analyze(gpuir.parse(MODEL), "a100").graph
+    return json.loads(json_text([gpuir.analyze(g)], Layout()))
 
 
 def reports(r: Random) -> Case:

@@ -316,7 +316,7 @@ def _profiles(profiles: tuple[str, ...]) -> Iterator[tuple[str, str]]:
 def _both(kernels: Any, name: str) -> tuple[float, float]:
     """Seconds of the device, and with the host."""
     costed = Annotate().run(TilePass(target=name).run(kernels))
-    summary = gpuir.summary(costed)
+    summary = gpuir.analyze(costed)
     return summary.device_s, summary.latency_s
 
 

@@ -37,7 +37,7 @@ def config(folder: Path, name: str) -> str:
 
 def row(path: str, dims: dict[str, int], target: str, autodiff: str) -> list[str]:
     graph = gpuir.load(path, dims=dims, train=True, autodiff=autodiff, warn=print)
-    summary = gpuir.summary(gpuir.analyze(graph, target))
+    summary = gpuir.analyze(graph, target)
     kinds = Counter[str]()
     for x in summary.kernels:
         if not isinstance(x.node.op, k.View):

@@ -212,7 +212,7 @@ def predicted(case: Case) -> Result:
     from validation import convnets, recommenders
 
     here, alone = host(), replace(host(), copies=None)
-    costed = gpuir.analyze(step_of(case.model, case.batch), case.target, profile="eager")
+    costed = gpuir.analyze(step_of(case.model, case.batch), case.target, profile="eager").graph
     if case.model in convnets.MODELS:
         runs = [gpuir.timeline(span, alone) for span in convnets.spans(costed)]
     else:

@@ -270,7 +270,7 @@ def dense(shape: Shape, pairs: bool, batch: int, dtype: str, target: str) -> tup
     g = gpuir.load(
         module, args=args, train=True, optimizer="sgd", warn=lambda _: None, **cast(Any, more)
     )
-    costed = gpuir.analyze(g, target, profile="cudagraph", tf32=dtype == "tf32")
+    costed = gpuir.analyze(g, target, profile="cudagraph", tf32=dtype == "tf32").graph
     run = gpuir.timeline(costed, gpuir.load_profile("cudagraph"))
     held = sum(p.numel() for p in module.parameters())
     return run.time_s, held * (2.0 if dtype == "f16" else 4.0)

@@ -86,7 +86,7 @@ def _program(job: Job) -> Graph:
 
 @cache
 def costed(job: Job, target: str) -> Graph:
-    return gpuir.analyze(program(job), target, profile=job.stack, tf32=job.tf32)
+    return gpuir.analyze(program(job), target, profile=job.stack, tf32=job.tf32).graph
 
 
 @cache
@@ -141,7 +141,7 @@ def seconds(job: Job, target: str) -> float:
 
 def fits(job: Job, target: str) -> bool:
     """Whether the device has room for a job."""
-    return bool(gpuir.summary(costed(job, target)).memory.fits)
+    return bool(gpuir.analyze(costed(job, target)).memory.fits)
 
 
 @cache

@@ -174,7 +174,7 @@ def predictor(
         without = other(case.target)
 
         def by(chosen: str | Predictor) -> Predicted:
-            costed = gpuir.analyze(g, case.target.name, predictor=chosen)
+            costed = gpuir.analyze(g, case.target.name, predictor=chosen).graph
             return predicted(costed, case.profile)
 
         return by("tile"), None if without is None else by(without)

@@ -6,15 +6,16 @@ from collections.abc import Sequence
 
 from gpuir.backends.terminal import Layout, Page, cell_width
 from gpuir.ops import kernel as k
+from gpuir.report.answer import Answer, Line
 from gpuir.report.find import Located
+from gpuir.report.kernels import Kernel
 from gpuir.report.names import node_name
-from gpuir.report.summary import Kernel, Line, Summary
 from gpuir.report.units import percent, plain, quantity
 
 INLINE = 44  # a longer source stands below, once, under a number
 
 
-def explanation(s: Summary, found: Located, lines: Sequence[Line], layout: Layout) -> str:
+def explanation(s: Answer, found: Located, lines: Sequence[Line], layout: Layout) -> str:
     """What a kernel is and stands for, then the lines that lead to its time; of a loop or branch,
     its kernels."""
     page = Page(layout.width, layout.color)
@@ -48,7 +49,7 @@ def explanation(s: Summary, found: Located, lines: Sequence[Line], layout: Layou
     return page.text()
 
 
-def several(s: Summary, name: str, found: Sequence[Located], layout: Layout) -> str:
+def several(s: Answer, name: str, found: Sequence[Located], layout: Layout) -> str:
     """The kernels of one model node, and what they take together."""
     page = Page(layout.width, layout.color)
     page.heading(f"{name} on {s.device.title or s.device.name}")
@@ -59,7 +60,7 @@ def several(s: Summary, name: str, found: Sequence[Located], layout: Layout) -> 
     return page.text()
 
 
-def _parts(s: Summary, found: Sequence[Located], page: Page, top: int) -> None:
+def _parts(s: Answer, found: Sequence[Located], page: Page, top: int) -> None:
     """The kernels that were found, or are in a loop or branch that was, the dearest first, and
     their sum."""
     paths = {x.path for x in found}

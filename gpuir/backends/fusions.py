@@ -7,19 +7,19 @@ from typing import Any
 
 from gpuir.backends.structured import json_text, record
 from gpuir.backends.terminal import Layout, Page
+from gpuir.report.answer import Answer
 from gpuir.report.equal import pattern
 from gpuir.report.fusions import Fusion, alike_fusions, fusions
 from gpuir.report.names import node_name
-from gpuir.report.summary import Summary
 from gpuir.report.units import percent, quantity
 
 
-def fusions_text(fused: Summary, unfused: Summary, layout: Layout) -> str:
+def fusions_text(fused: Answer, unfused: Answer, layout: Layout) -> str:
     """A line for each fusion, those that are alike together, and what all of them save."""
     page = Page(layout.width, layout.color)
     groups = alike_fusions(fusions(fused, unfused))
     title = fused.device.title or fused.device.name
-    page.heading(f"{fused.model} on {title} under {fused.profile.name}: what fusing saves")
+    page.heading(f"{fused.model} on {title} under {fused.profile}: what fusing saves")
     page.line()
     for label, before, after in (
         ("launches", f"{unfused.launches:,}", f"{fused.launches:,}"),
@@ -55,14 +55,14 @@ def fusions_text(fused: Summary, unfused: Summary, layout: Layout) -> str:
     return page.text()
 
 
-def fusions_json(fused: Summary, unfused: Summary) -> str:
+def fusions_json(fused: Answer, unfused: Answer) -> str:
     """`{"schema": "gpuir.fusions/1", ...}`, a record a fused kernel."""
     names = "launches latency_s device_s bytes"
     return json_text(
         "gpuir.fusions/1",
         model=fused.model,
         target=fused.device.name,
-        profile=fused.profile.name,
+        profile=fused.profile,
         fused=record(fused, names),
         unfused=record(unfused, names),
         fusions=[_record(f) for f in fusions(fused, unfused)],
@@ -87,7 +87,7 @@ def _record(f: Fusion) -> dict[str, Any]:
     )
 
 
-def _row(group: Sequence[Fusion], unfused: Summary) -> tuple[str, ...]:
+def _row(group: Sequence[Fusion], unfused: Answer) -> tuple[str, ...]:
     saved = sum(f.time_s for f in group)
     one = group[0]
     return (

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 from gpuir.backends import structured
 from gpuir.backends.structured import record
 from gpuir.backends.terminal import Layout, tile_text
+from gpuir.report.answer import SCHEMA, Answer
+from gpuir.report.kernels import Kernel, Total
 from gpuir.report.modules import modules
-from gpuir.report.summary import SCHEMA, Kernel, Summary, Total
 
 if TYPE_CHECKING:
     from gpuir.simulate.memory import Memory
@@ -22,12 +23,12 @@ COLUMNS = (  # of CSV, before the facts
 )
 
 
-def json_text(summaries: Sequence[Summary], _: Layout) -> str:
+def json_text(summaries: Sequence[Answer], _: Layout) -> str:
     """`{"schema": "gpuir.report/2", "reports": [...]}`, a report a target."""
     return structured.json_text(SCHEMA, reports=[_report(s) for s in summaries])
 
 
-def _report(s: Summary) -> dict[str, Any]:
+def _report(s: Answer) -> dict[str, Any]:
     run = s.timeline
     return record(
         s,
@@ -37,7 +38,7 @@ def _report(s: Summary) -> dict[str, Any]:
         target=record(s.device, "name title numbers"),
         predictors=s.by,
         tf32=s.tf32,
-        profile=record(s.profile, "name machine", title=s.stack, numbers=s.profile.rows()),
+        profile=record(s.software, "name machine", title=s.stack, numbers=s.software.rows()),
         **record(run, "busy_s host_s gaps_s head_s tail_s copies_s"),
         host_bound=run.is_host_bound,
         gains=[record(x, "cause gain_s") for x in s.gains],
@@ -92,13 +93,13 @@ def kernel_record(x: Kernel) -> dict[str, Any]:
     )
 
 
-def csv_text(summaries: Sequence[Summary], _: Layout) -> str:
+def csv_text(summaries: Sequence[Answer], _: Layout) -> str:
     """A row a kernel, target and profile, in graph order; times in seconds, a column a fact."""
     rows = (_row(s, x) for s in summaries for x in s.kernels)
     return structured.csv_text(COLUMNS, rows)
 
 
-def _row(s: Summary, x: Kernel) -> dict[str, Any]:
+def _row(s: Answer, x: Kernel) -> dict[str, Any]:
     cost = x.cost
     low, high = x.interval or (None, None)
     return record(
@@ -106,7 +107,7 @@ def _row(s: Summary, x: Kernel) -> dict[str, Any]:
         "shape status runs launches time_s",
         model=s.model,
         target=s.device.name,
-        profile=s.profile.name,
+        profile=s.profile,
         kernel=x.name,
         op=x.node.op.name,
         locs=" + ".join(x.locs),

@@ -11,9 +11,9 @@ from typing import Any
 from gpuir.backends.picture import FORMS, matplotlib, picture
 from gpuir.backends.terminal import Layout, run_names
 from gpuir.ir.errors import UsageError
+from gpuir.report.answer import Answer
 from gpuir.report.equal import Alike, alike
 from gpuir.report.roofline import Point, Roof, ceilings, memories, points
-from gpuir.report.summary import Summary
 from gpuir.report.units import percent, quantity
 
 COLOURS = (
@@ -31,7 +31,7 @@ GAP = 2.0  # points between a line and its label
 PLACES = 40  # along a line, that are tried for its label
 
 
-def roofline(summaries: Sequence[Summary], layout: Layout) -> bytes:
+def roofline(summaries: Sequence[Answer], layout: Layout) -> bytes:
     """A roofline plot as PNG, SVG or PDF, as the file's name ends; each run has a colour, and
     from the eighth on another shape.
 
@@ -65,11 +65,11 @@ class Series:
     whole_s: float  # what a point's time is a share of
 
 
-def _draw(axes: Any, summaries: Sequence[Summary]) -> None:
+def _draw(axes: Any, summaries: Sequence[Answer]) -> None:
     """One run's points have a colour for each kind of kernel; of several, each has its own."""
     groups = [alike(s) for s in summaries]
     series = list(_of_runs(summaries, groups) if len(summaries) > 1 else _of_kinds(groups[0]))
-    devices: dict[str, tuple[Summary, list[Alike], str]] = {}
+    devices: dict[str, tuple[Answer, list[Alike], str]] = {}
     for i, (s, group) in enumerate(zip(summaries, groups, strict=True)):
         _, of_device, _ = devices.setdefault(s.device.name, (s, [], _colour(i)))
         of_device.extend(group)
@@ -116,7 +116,7 @@ def _rate(value: float, _: int) -> str:
     return quantity(value, "flop/s", 1)
 
 
-def _of_runs(summaries: Sequence[Summary], groups: Sequence[list[Alike]]) -> Iterator[Series]:
+def _of_runs(summaries: Sequence[Answer], groups: Sequence[list[Alike]]) -> Iterator[Series]:
     for name, s, group in zip(run_names(summaries), summaries, groups, strict=True):
         text = f"{name}, {quantity(s.latency_s, 's')}"
         yield Series(text, tuple(points(group)), s.device_s)
@@ -216,16 +216,14 @@ def _name(axes: Any, labels: Sequence[Label], shown: Sequence[Point]) -> None:
         text.set_position(axes.transData.inverted().transform(tried[best]))
 
 
-def _title(summaries: Sequence[Summary], groups: Sequence[list[Alike]]) -> str:
+def _title(summaries: Sequence[Answer], groups: Sequence[list[Alike]]) -> str:
     first = summaries[0]
     device = first.device.title or first.device.name
     if len(summaries) > 1:
         return f"{first.model}\narea: share of the run's time"
     silent = sum(x.time_s for x in groups[0] if not x.one.flops or not x.one.bytes)
     rest = f"; {percent(silent, first.device_s)} of it without arithmetic" if silent else ""
-    head = (
-        f"{first.model} on {device} under {first.profile.name}, {quantity(first.latency_s, 's', 4)}"
-    )
+    head = f"{first.model} on {device} under {first.profile}, {quantity(first.latency_s, 's', 4)}"
     return f"{head}\narea: share of the kernels' time{rest}"
 
 

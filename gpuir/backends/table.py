@@ -11,11 +11,11 @@ from gpuir.plugins import Lazy, find_named
 if TYPE_CHECKING:
     from gpuir.backends.terminal import Layout
     from gpuir.files import Folder
-    from gpuir.report.summary import Summary
+    from gpuir.report.answer import Answer
     from gpuir.report.table import Report
 
     Writer = Callable[[Report, Layout], str | bytes]
-    Backend = Callable[[Sequence[Summary], Layout], str | bytes | Folder]
+    Backend = Callable[[Sequence[Answer], Layout], str | bytes | Folder]
 
 FORMATS: Mapping[str, Writer] = Lazy(
     {

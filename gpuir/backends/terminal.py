@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Literal
 from unicodedata import east_asian_width
 
 from gpuir.ir.notes import Bound
+from gpuir.report.answer import Answer
 from gpuir.report.equal import Alike, alike, layer
+from gpuir.report.kernels import Kernel, Total
 from gpuir.report.modules import modules
 from gpuir.report.names import node_name
-from gpuir.report.summary import Kernel, Summary, Total
 from gpuir.report.table import Column, Drawing, Heading, Notes, Part, Report, Table
 from gpuir.report.units import percent, quantity, rate
 from gpuir.targets.host import load_host
@@ -77,7 +78,7 @@ class KernelColumn:
     right: bool = True
 
 
-def report(summaries: Sequence[Summary], layout: Layout) -> str:
+def report(summaries: Sequence[Answer], layout: Layout) -> str:
     """Head, slowest kernels, totals, coverage and assumptions; or a comparison of targets."""
     page = Page(layout.width, layout.color)
     if len(summaries) == 1:
@@ -262,7 +263,7 @@ def short_words(text: str) -> str:
 # ---------------------------------------------------------------------------- one target
 
 
-def _single(s: Summary, page: Page, layout: Layout) -> None:
+def _single(s: Answer, page: Page, layout: Layout) -> None:
     title = f"{s.device.title} ({s.device.name})" if s.device.title else s.device.name
     short = f"does not fit, {lacking(s.memory)}: " if s.memory.fits is False else ""
     page.heading(f"{short}{s.model} on {title}")
@@ -291,7 +292,7 @@ def machine_text(profile: Profile) -> str:
     return f"{host.name}, {host.slowdown:.3g} times as long as the reference: {on}"
 
 
-def answers(s: Summary) -> Iterator[tuple[str, str]]:
+def answers(s: Answer) -> Iterator[tuple[str, str]]:
     """What a reader asks first: how long, how sure, what bounds it, what to do. Of each line its
     label and text."""
     unfit = s.memory.fits is False
@@ -310,18 +311,18 @@ def answers(s: Summary) -> Iterator[tuple[str, str]]:
     if s.latency_s:
         yield "gains", gains_text(s.gains, s.latency_s)
     if s.timeline.is_host_bound:
-        graphs = (name for name in s.profile.alternatives if load_profile(name).host.graph)
+        graphs = (name for name in s.software.alternatives if load_profile(name).host.graph)
         one = "".join(f"one launch for all (--profile {name}) or " for name in graphs)
         yield "try", f"{one}a larger batch (--crossover batch finds it) to hide the host"
     elif s.device_s:
         yield "try", "gpuir advise: changes that help; gpuir explain: one kernel's terms"
 
 
-def head(s: Summary) -> Iterator[tuple[str, str]]:
+def head(s: Answer) -> Iterator[tuple[str, str]]:
     """What the answers rest on: of each line its label and text."""
-    yield "profile", f"{s.profile.name}: {s.stack}"
-    if s.profile.host.call_s:
-        yield "host", machine_text(s.profile)
+    yield "profile", f"{s.profile}: {s.stack}"
+    if s.software.host.call_s:
+        yield "host", machine_text(s.software)
     if s.graph.mesh:
         mesh = ", ".join(f"{axis}={n}" for axis, n in s.graph.mesh)
         on = f" on {s.graph.cluster}" if s.graph.cluster else ", over links that nothing names"
@@ -356,7 +357,7 @@ def head(s: Summary) -> Iterator[tuple[str, str]]:
         yield "coverage", f"all {s.nodes:,} model nodes{folded}"
 
 
-def dram_text(s: Summary) -> str:
+def dram_text(s: Answer) -> str:
     """`; 1.2 GB from or to device memory at 890 GB/s`, where that is not as much."""
     if s.dram_bytes == s.bytes:
         return ""
@@ -366,13 +367,13 @@ def dram_text(s: Summary) -> str:
     return f"; {quantity(s.dram_bytes, 'bytes')} from or to device memory at {rate_text}"
 
 
-def is_cached(what: Summary | Total) -> bool:
+def is_cached(what: Answer | Total) -> bool:
     """Whether less goes from or to device memory than a formula for caches can tell from nothing:
     a thousandth."""
     return what.dram_bytes * 1000 <= what.bytes
 
 
-def host_text(s: Summary) -> str:
+def host_text(s: Answer) -> str:
     """`busy 37 % of the time, waits for the host 63 % (7.76 ms): host-bound`."""
     run = s.timeline
     text = f"busy {percent(run.busy_s, s.latency_s)} of the time"
@@ -399,7 +400,7 @@ def gains_text(gains: Sequence[Gain], whole: float) -> str:
     return ", ".join(f"{percent(s, whole)} without {it} ({quantity(s, 's')})" for it, s in without)
 
 
-def interval(s: Summary) -> str:
+def interval(s: Answer) -> str:
     """`88.1 us to 115 us in 80 % of cases`, and how much of the time is in it as it is."""
     low, high = s.interval or (s.latency_s, s.latency_s)
     text = f"{quantity(low, 's')} to {quantity(high, 's')} in 80 % of cases"
@@ -408,7 +409,7 @@ def interval(s: Summary) -> str:
     return text
 
 
-def fitted(s: Summary) -> str:
+def fitted(s: Answer) -> str:
     """Whether this GPU, and the dtypes of its kernels, were measured for what predicts."""
     groups: dict[tuple[tuple[str, ...], float], list[str]] = {}
     for u in (u for u in s.unseen if u.what != "kind"):
@@ -429,7 +430,7 @@ def fitted(s: Summary) -> str:
     return "; ".join(parts) or other
 
 
-def unfitted(s: Summary) -> str:
+def unfitted(s: Answer) -> str:
     """`62 % of the kernels' time, routine, pool: no measurements of such kernels; of it 40 % by
     library routines, 3 % by unknown operators`."""
     kinds = next((u.kinds for u in s.unseen if u.what == "kind"), ())
@@ -483,7 +484,7 @@ def moment_name(moment: Moment) -> str:
     return node_name(moment.node.locs[-1]) if moment.node.locs else "/".join(moment.path)
 
 
-def throughput(s: Summary) -> str:
+def throughput(s: Answer) -> str:
     """Runs a second, and items a second where the batch is known."""
     if not s.latency_s:
         return "nothing runs"
@@ -497,7 +498,7 @@ def bounds(shares: Sequence[tuple[Bound, float]], whole: float) -> str:
     return ", ".join(f"{name} {percent(part, whole)}" for name, part in largest if part)
 
 
-def _slowest(s: Summary, page: Page, layout: Layout) -> None:
+def _slowest(s: Answer, page: Page, layout: Layout) -> None:
     groups = alike(s)
     rows = groups[: layout.top]
     if not rows:
@@ -565,7 +566,7 @@ def tile_text(x: Kernel) -> str:
     return "x".join(dims) + (f"/{x.tile.split}" if x.tile.split > 1 else "")
 
 
-def _totals(s: Summary, page: Page, layout: Layout) -> None:
+def _totals(s: Answer, page: Page, layout: Layout) -> None:
     """A row a kind of kernels, a phase of training, or a module."""
     match layout.group:
         case "kernel":
@@ -616,7 +617,7 @@ def _memory(m: Memory, page: Page, layout: Layout) -> None:
     page.table(columns, rows)
 
 
-def _coverage(s: Summary, page: Page) -> None:
+def _coverage(s: Answer, page: Page) -> None:
     """The ledger, where something is not modelled."""
     if not any(share.nodes for share in s.coverage[1:]):
         return
@@ -626,7 +627,7 @@ def _coverage(s: Summary, page: Page) -> None:
     page.table(columns, coverage(s), drop=("flop", "bytes"))
 
 
-def coverage(s: Summary) -> list[tuple[str, ...]]:
+def coverage(s: Answer) -> list[tuple[str, ...]]:
     """A row a status: nodes, and the share of the time, flops and bytes; names of what is not
     modelled."""
     rows = [
@@ -645,7 +646,7 @@ def coverage(s: Summary) -> list[tuple[str, ...]]:
     return rows
 
 
-def _notes(s: Summary, page: Page) -> None:
+def _notes(s: Answer, page: Page) -> None:
     page.line()
     _labelled("assumed", s.assumed, page)
     _labelled("warning", s.warnings, page)
@@ -659,7 +660,7 @@ def _labelled(label: str, notes: Sequence[str], page: Page) -> None:
 # ---------------------------------------------------------------------------- several targets
 
 
-def _compare(summaries: Sequence[Summary], page: Page, layout: Layout) -> None:
+def _compare(summaries: Sequence[Answer], page: Page, layout: Layout) -> None:
     first = summaries[0]
     page.heading(f"{first.model} {of_what(summaries)}")
     for name, s in zip(run_names(summaries), summaries, strict=True):
@@ -689,7 +690,7 @@ def _compare(summaries: Sequence[Summary], page: Page, layout: Layout) -> None:
     _labelled("warning", list(dict.fromkeys(w for s in summaries for w in s.warnings)), page)
 
 
-def comparison(summaries: Sequence[Summary]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+def comparison(summaries: Sequence[Answer]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
     """Titles, and a row a run."""
     fastest = min(s.latency_s for s in summaries)
     ends = ("80 % of cases",) if any(s.interval for s in summaries) else ()
@@ -723,12 +724,12 @@ def comparison(summaries: Sequence[Summary]) -> tuple[tuple[str, ...], list[tupl
     return titles, rows
 
 
-def run_names(summaries: Sequence[Summary]) -> list[str]:
+def run_names(summaries: Sequence[Answer]) -> list[str]:
     """What tells the runs apart: `a100`, `eager`, or `a100 eager` where both differ."""
     given = [s.graph.target or s.device.name for s in summaries]
     names = [s.device.name for s in summaries]
     targets = names if len(set(names)) >= len(set(given)) else given
-    profiles = [s.profile.name for s in summaries]
+    profiles = [s.profile for s in summaries]
     if len(set(profiles)) == 1:
         return targets
     if len(set(targets)) == 1:
@@ -736,10 +737,10 @@ def run_names(summaries: Sequence[Summary]) -> list[str]:
     return [f"{target} {profile}" for target, profile in zip(targets, profiles, strict=True)]
 
 
-def of_what(summaries: Sequence[Summary]) -> str:
+def of_what(summaries: Sequence[Answer]) -> str:
     """`on 3 targets`, `on a100 under 2 profiles`."""
     targets = {s.device.name: s.device for s in summaries}
-    profiles = {s.profile.name for s in summaries}
+    profiles = {s.profile for s in summaries}
     on = f"{len(targets)} targets" if len(targets) > 1 else next(iter(targets))
     under = f"{len(profiles)} profiles" if len(profiles) > 1 else next(iter(profiles))
     return f"on {on} under {under}"
@@ -767,7 +768,7 @@ def _whose(names: Sequence[str], of: int) -> str:
     return f"{', '.join(names[:3])}{more}: "
 
 
-def _by_kind(summaries: Sequence[Summary], page: Page) -> None:
+def _by_kind(summaries: Sequence[Answer], page: Page) -> None:
     """Time by kind of kernel: a column a target, or where those do not fit, a row."""
     kinds = tuple(dict.fromkeys(total.kind for s in summaries for total in s.totals))
     if not kinds:

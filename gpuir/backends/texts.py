@@ -6,27 +6,27 @@ from collections.abc import Sequence
 
 from gpuir.backends.terminal import Layout
 from gpuir.ir.errors import UsageError
-from gpuir.report.summary import Summary
+from gpuir.report.answer import Answer
 from gpuir.schedule import extract
 from gpuir.text import show
 
 
-def ir(summaries: Sequence[Summary], _: Layout) -> str:
+def ir(summaries: Sequence[Answer], _: Layout) -> str:
     """The costed graph: reads back as a `.gir` file."""
     return show(only(summaries, "ir").graph)
 
 
-def schedule(summaries: Sequence[Summary], _: Layout) -> str:
+def schedule(summaries: Sequence[Answer], _: Layout) -> str:
     """The tiles alone: to edit, or for a tuner; `--schedule FILE` applies them."""
     return show(extract(only(summaries, "schedule").graph))
 
 
-def only(summaries: Sequence[Summary], format: str) -> Summary:
+def only(summaries: Sequence[Answer], format: str) -> Answer:
     """The one run that a format holds; UsageError where there are several."""
     if len(summaries) > 1:
         raise UsageError(
             f"the format {format!r} can hold only one target under one profile",
-            found=", ".join(f"{s.device.name} under {s.profile.name}" for s in summaries),
+            found=", ".join(f"{s.device.name} under {s.profile}" for s in summaries),
             fix="give one --target and one --profile, or use the formats table, json or csv",
         )
     return summaries[0]

@@ -21,8 +21,9 @@ from gpuir.backends.structured import record
 from gpuir.backends.terminal import Layout
 from gpuir.ir.graph import Loc
 from gpuir.ir.phases import PHASES
+from gpuir.report.answer import Answer
+from gpuir.report.kernels import Kernel
 from gpuir.report.names import module_of, node_name
-from gpuir.report.summary import Kernel, Summary
 from gpuir.simulate.memory import MEMORY_KINDS
 from gpuir.simulate.spans import HOST, Span
 from gpuir.simulate.timeline import Launch
@@ -50,7 +51,7 @@ SHOWN = (
 )
 
 
-def trace(summaries: Sequence[Summary], layout: Layout) -> str | bytes:
+def trace(summaries: Sequence[Answer], layout: Layout) -> str | bytes:
     """A JSON object with an event a line: a process a target and profile, a thread a lane. For a
     file that ends in .gz, compressed."""
     head = {
@@ -71,20 +72,20 @@ def trace(summaries: Sequence[Summary], layout: Layout) -> str | bytes:
     return gzip.compress(text.encode(), mtime=0) if layout.file.endswith(".gz") else text
 
 
-def _device(i: int, s: Summary) -> dict[str, Any]:
+def _device(i: int, s: Answer) -> dict[str, Any]:
     numbers = {n.field: n.value for n in s.device.numbers}
     known = {"totalGlobalMem": numbers.get("dram.bytes"), "numSms": numbers.get("sms")}
     named = {"id": i, "name": s.device.title or s.device.name}
     return named | {name: value for name, value in known.items() if value is not None}
 
 
-def _about(s: Summary) -> dict[str, Any]:
+def _about(s: Answer) -> dict[str, Any]:
     """What a reader should know of a run, in the words of the JSON report."""
     return record(
         s,
         "model latency_s assumed warnings",
         target=s.device.name,
-        profile=s.profile.name,
+        profile=s.profile,
         predictors=s.by,
         interval_s=s.interval,
     )
@@ -106,7 +107,7 @@ class _Run:
     """The events of one run, the `place`th of the trace. Launch `i` and its kernel have the
     correlation `taken + i`; a CUDA graph and all its kernels that of its first."""
 
-    s: Summary
+    s: Answer
     place: int
     taken: int
 
@@ -143,7 +144,7 @@ class _Run:
     def _names(self) -> Iterator[Event]:
         """Metadata: what the process and its threads are called, and their order."""
         s = self.s
-        name = f"{s.model} on {s.device.name} under {s.profile.name}"
+        name = f"{s.model} on {s.device.name} under {s.profile}"
         yield self._named("process_name", self.pid, name=name)
         yield self._named("process_sort_index", self.pid, sort_index=self.place)
         for lane, tid in self._lanes.items():

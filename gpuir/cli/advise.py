@@ -148,7 +148,7 @@ def bench(
 ) -> Bench:
     """How setups are run; what two of them share is done once."""
     import gpuir
-    from gpuir.analysis import lowering
+    from gpuir.analysis import costed, lowering
     from gpuir.cost.table import find_predictor
     from gpuir.ir.graph import Level
     from gpuir.passes.math import run_under
@@ -193,7 +193,7 @@ def bench(
         return lowered[key]
 
     def run(setup: Setup) -> Outcome:
-        g = gpuir.analyze(kernels(setup), setup.target, predictor=predictor)
+        g = costed(kernels(setup), setup.target, predictor=predictor)
         items = options.batch((tuple(setup.dims.items()),)) or 1
         return outcome(g, gpuir.load_target(setup.target), items)
 

@@ -64,7 +64,6 @@ def command(**given: Any) -> None:
     gpuir analyze model.onnx --target a100 --format schedule -o model.sched
     gpuir analyze model.onnx --target a100 --schedule model.sched
     """
-    import gpuir
     from gpuir.backends.table import find_backend
     from gpuir.cli.fitting import with_fixes
     from gpuir.files import Folder
@@ -77,8 +76,7 @@ def command(**given: Any) -> None:
         return
     backend = find_backend(given["format"], loaded.backends)
     warnings: list[str] = []
-    graphs = analyze(given, loaded, warnings)
-    size = options.batch(given["dims"])
+    answers = analyze(given, loaded, warnings)
     shape = replace(
         layout(given["width"], given["output"]),
         top=given["top"],
@@ -86,15 +84,14 @@ def command(**given: Any) -> None:
         group=given["group_by"],
         file=given["output"] or "",
     )
-    summaries = [gpuir.summary(g, warnings=warnings, batch=size) for g in graphs]
-    summaries = with_fixes(given, loaded, summaries)
+    answers = with_fixes(given, loaded, answers)
     with blamed(backend, f"the format {given['format']!r}"):
-        text = backend(summaries, shape)
+        text = backend(answers, shape)
     if not isinstance(text, str | bytes | Folder):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise PluginError(f"the format {given['format']!r} returns no text", found=repr(text))
     if given["format"] != "text" or given["output"]:
         for warning in warnings:
             warn(warning)
     emit(text, given["output"])
-    if all(s.memory.fits is False for s in summaries):
+    if all(s.fits is False for s in answers):
         raise click.exceptions.Exit(1)

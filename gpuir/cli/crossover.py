@@ -10,7 +10,7 @@ from gpuir.cli.modules import Loaded
 from gpuir.cli.output import show, warn
 
 if TYPE_CHECKING:
-    from gpuir.ir.graph import Graph
+    from gpuir.report.answer import Answer
     from gpuir.report.searches import Crossing
     from gpuir.simulate.timeline import Timeline
 
@@ -33,17 +33,14 @@ def show_crossover(given: dict[str, Any], loaded: Loaded) -> None:
 def search(given: dict[str, Any], loaded: Loaded) -> list[Crossing]:
     """The search for each target and profile, from what `--dims` has on; a value is loaded once for
     all of them."""
-    import gpuir
     from gpuir.ir.errors import ModelError
     from gpuir.plan.crossover import crossover
     from gpuir.report.searches import Crossing
-    from gpuir.report.summary import Device
-    from gpuir.targets.profile import profile_of
 
     dim: str = given["crossover"]
     least = max(dict(pair for pairs in given["dims"] for pair in pairs).get(dim, 1), 1)
 
-    def graphs(value: int) -> list[Graph]:
+    def answers(value: int) -> list[Answer]:
         warnings: list[str] = []
         found = analyze({**given, "dims": (*given["dims"], ((dim, value),))}, loaded, warnings)
         for text in warnings if value == least else ():
@@ -53,27 +50,25 @@ def search(given: dict[str, Any], loaded: Loaded) -> list[Crossing]:
     @cache
     def runs(value: int) -> list[Timeline] | None:
         try:
-            found = first if value == least else graphs(value)
+            found = first if value == least else answers(value)
         except ModelError:
             return None
-        return [gpuir.timeline(g, p) for g, p in zip(found, profiles, strict=True)]
+        return [a.timeline for a in found]
 
     def run(value: int, i: int) -> Timeline | None:
         found = runs(value)
         return None if found is None else found[i]
 
-    first = graphs(least)
-    profiles = [profile_of(g) for g in first]
-    devices = [gpuir.load_target(str(g.target)) for g in first]
+    first = answers(least)
     most = max(MOST, least)
     return [
         Crossing(
-            model=g.name,
-            device=Device(devices[i].name, devices[i].title),
-            profile=profiles[i],
+            model=a.model,
+            device=a.device,
+            profile=a.software,
             dim=dim,
             most=most,
             search=crossover(lambda value, i=i: run(value, i), least, most),
         )
-        for i, g in enumerate(first)
+        for i, a in enumerate(first)
     ]

@@ -140,7 +140,6 @@ def analyzed(
     path: str, given: dict[str, Any], loaded: Loaded, beside: tuple[Run, ...]
 ) -> tuple[Run, ...]:
     """A model as a report has it."""
-    import gpuir
     from gpuir.backends.json_csv import json_text
     from gpuir.backends.terminal import Layout
     from gpuir.report.saved import read_report
@@ -150,12 +149,9 @@ def analyzed(
         names = dict.fromkeys(getattr(run, kind) for run in beside)
         wanted[kind] = given[kind] or ",".join(names) or None
     warnings: list[str] = []
-    graphs = analyze(given | wanted, loaded, warnings)
+    answers = analyze(given | wanted, loaded, warnings)
     for text in warnings:
         warn(text)
-    summaries = [
-        gpuir.summary(g, warnings=warnings, batch=options.batch(given["dims"])) for g in graphs
-    ]
-    found = read_report(json_text(summaries, Layout()), path)
+    found = read_report(json_text(answers, Layout()), path)
     names = {run.name for run in beside}
     return tuple(run for run in found if not names or run.name in names)

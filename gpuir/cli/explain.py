@@ -67,17 +67,19 @@ def one(node: str, given: dict[str, Any], loaded: Loaded, warnings: list[str]) -
     from gpuir.ir.errors import UsageError
     from gpuir.report.find import find_kernels
 
-    graphs = analyze(given, loaded, warnings)
-    if len(graphs) > 1:
-        raise UsageError("explain takes one target and one profile", found=f"{len(graphs)} of them")
-    g = graphs[0]
-    found, shape = find_kernels(g, node), listing(given)
+    answers = analyze(given, loaded, warnings)
+    if len(answers) > 1:
+        raise UsageError(
+            "explain takes one target and one profile", found=f"{len(answers)} of them"
+        )
+    (a,) = answers
+    found, shape = find_kernels(a.graph, node), listing(given)
     if len(found) > 1:
-        return several(gpuir.summary(g), node, found, shape)
+        return several(a, node, found, shape)
     (kernel,) = found
     if given["top"] is not None and not kernel.node.op.control:
         raise UsageError(f"--top is of a list, and {node} is one kernel", fix="leave --top out")
-    return explanation(gpuir.summary(g), kernel, gpuir.explain(g, node), shape)
+    return explanation(a, kernel, gpuir.explain(a.graph, node), shape)
 
 
 def listing(given: dict[str, Any]) -> Layout:
@@ -117,13 +119,13 @@ def fusions(given: dict[str, Any], loaded: Loaded, warnings: list[str]) -> str:
             f"@{model.name} is {model.level.name}: what it fused is no longer told",
             fix="start from a graph of level graph, or a model",
         )
-    graphs = analyze(given, loaded, warnings, model)
-    if len(graphs) > 1:
-        raise UsageError("--fusions takes one target and one profile", found=f"{len(graphs)}")
+    answers = analyze(given, loaded, warnings, model)
+    if len(answers) > 1:
+        raise UsageError("--fusions takes one target and one profile", found=f"{len(answers)}")
     stack = gpuir.load_profile(default_profile(model))
-    apart = {"pipeline": op_by_op(stack.passes), "profile": graphs[0].profile}
+    apart = {"pipeline": op_by_op(stack.passes), "profile": answers[0].graph.profile}
     unfused = analyze({**given, **apart, "schedule": ""}, loaded, warnings, model)
-    both = gpuir.summary(graphs[0]), gpuir.summary(unfused[0])
+    both = answers[0], unfused[0]
     if given["format"] == "json":
         return fusions_json(*both)
     return fusions_text(*both, listing(given))

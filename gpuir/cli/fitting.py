@@ -13,7 +13,7 @@ from gpuir.cli.output import note
 if TYPE_CHECKING:
     import gpuir
     from gpuir.cli.modules import Loaded
-    from gpuir.report.summary import Summary
+    from gpuir.report.answer import Answer
     from gpuir.simulate.fitting import Change, ToFit
     from gpuir.simulate.memory import Memory
     from gpuir.simulate.step import Step
@@ -24,32 +24,30 @@ DEGREES = (2, 4, 8)  # of tensor parallelism: within one machine
 HALVINGS = 6  # of the batch of a step
 
 
-def with_fixes(given: Mapping[str, Any], loaded: Loaded, summaries: list[Summary]) -> list[Summary]:
-    """The summaries, which look for what makes them fit when somebody asks."""
-    unfit = sum(s.memory.fits is False for s in summaries)
+def with_fixes(given: Mapping[str, Any], loaded: Loaded, answers: list[Answer]) -> list[Answer]:
+    """The answers, which look for what makes them fit when somebody asks."""
+    unfit = sum(a.fits is False for a in answers)
     if not unfit or unfit > MOST_SEARCHED:
-        return summaries
+        return answers
     search = _Search(dict(given), loaded)
-    return [replace(s, fixes=_found(search, s.fixes)) for s in summaries]
+    return [a.with_details(fixes=_found(search, a.fixes)) for a in answers]
 
 
 def fixes_of(given: dict[str, Any], loaded: Loaded, dims: Mapping[str, int]) -> tuple[ToFit, ...]:
     """What makes one run of the options fit, with some dimensions more."""
-    import gpuir
     from gpuir.cli.lowering import analyze
 
     past = dims.get("past") if given["phase"] else None
     sizes = tuple((name, n) for name, n in dims.items() if past is None or name != "past")
     asked = {**given, "dims": (*given["dims"], sizes), "past": past or given["past"]}
     asked |= {"schedule": "", "cluster": None}
-    (graph,) = analyze(asked, loaded, [])
-    (s,) = with_fixes(asked, loaded, [gpuir.summary(graph)])
+    (s,) = with_fixes(asked, loaded, analyze(asked, loaded, []))
     return s.to_fit
 
 
 def _found(
-    search: _Search, otherwise: Callable[[Summary], tuple[ToFit, ...]]
-) -> Callable[[Summary], tuple[ToFit, ...]]:
+    search: _Search, otherwise: Callable[[Answer], tuple[ToFit, ...]]
+) -> Callable[[Answer], tuple[ToFit, ...]]:
     """What the search finds, and what is looked for without one."""
     return lambda s: (*search.of(s), *otherwise(s))
 
@@ -59,7 +57,7 @@ class _Search:
     given: dict[str, Any]
     loaded: Loaded
 
-    def of(self, s: Summary) -> tuple[ToFit, ...]:
+    def of(self, s: Answer) -> tuple[ToFit, ...]:
         """The smallest change of the batch, or else of data types, or else of ranks."""
         if self.given["pipeline"] or not s.graph.target:
             return ()
@@ -73,7 +71,7 @@ class _Search:
     def how(self) -> gpuir.LoadOptions:
         return options.load_options(self.given, self.loaded)
 
-    def memory(self, s: Summary, how: gpuir.LoadOptions) -> Memory | None:
+    def memory(self, s: Answer, how: gpuir.LoadOptions) -> Memory | None:
         """What the model needs with other options; None where it does not take them."""
         import gpuir
         from gpuir.ir.errors import GpuirError
@@ -88,7 +86,7 @@ class _Search:
         except GpuirError:
             return None
 
-    def batch(self, s: Summary) -> Iterator[ToFit]:
+    def batch(self, s: Answer) -> Iterator[ToFit]:
         """The largest batch."""
         from gpuir.simulate.fitting import ToFit
         from gpuir.simulate.largest import largest
@@ -107,7 +105,7 @@ class _Search:
             spare = found.tried[found.value].spare_bytes or 0
             yield ToFit("batch", f"--dims {name}={found.value}", spare)
 
-    def dtypes(self, s: Summary) -> Iterator[ToFit]:
+    def dtypes(self, s: Answer) -> Iterator[ToFit]:
         """Half as many bits: of the weights and all else, of a cache, of a training step."""
         from gpuir.simulate.fitting import ToFit
 
@@ -135,7 +133,7 @@ class _Search:
             if held is not None and held.fits:
                 yield ToFit("dtype", option, held.spare_bytes or 0)
 
-    def ranks(self, s: Summary) -> Iterator[ToFit]:
+    def ranks(self, s: Answer) -> Iterator[ToFit]:
         """The fewest GPUs of one machine that share the weights."""
         import gpuir
         from gpuir.ir.errors import GpuirError

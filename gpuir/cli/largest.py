@@ -56,8 +56,8 @@ def search(given: dict[str, Any], loaded: Loaded) -> list[LargestFit]:
 
     import gpuir
     from gpuir.ir.errors import ModelError, UsageError
+    from gpuir.report.answer import Device
     from gpuir.report.searches import LargestFit
-    from gpuir.report.summary import Device
     from gpuir.simulate.largest import largest
 
     targets = options.targets_of(given, loaded)

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from gpuir.ir.errors import GpuirError
     from gpuir.ir.graph import Graph
     from gpuir.passes.manager import Pipeline
+    from gpuir.report.answer import Answer
     from gpuir.targets.target import Target
 
 Read = Callable[["str | None"], "Graph"]
@@ -66,10 +67,11 @@ class Kernels:
 
 def analyze(
     given: dict[str, Any], loaded: Loaded, warnings: list[str], model: Graph | None = None
-) -> list[Graph]:
-    """The costed graph for each target and profile; the model is loaded once, unless it is given,
-    and lowered once for each profile and kind of target."""
+) -> list[Answer]:
+    """The answer for each target and profile; the model is loaded once, unless it is given, and
+    lowered once for each profile and kind of target."""
     import gpuir
+    from gpuir.analysis import answer, costed
     from gpuir.cost.table import find_predictor
     from gpuir.ir.errors import UsageError
     from gpuir.ir.graph import Level
@@ -104,7 +106,7 @@ def analyze(
 
     passes = options.pipeline_of(given, loaded)
     kernels_of = Kernels(read=read, tf32=given["tf32"], passes=passes, loaded=loaded)
-    costed: list[Graph] = []
+    graphs: list[Graph] = []
     refused: list[GpuirError] = []
     for name in targets or [None]:
         for profile in profiles or [None]:
@@ -115,8 +117,8 @@ def analyze(
                 refused.append(error)
                 warnings.append(f"not supported: {kernels.profile} on {on.name}: {reason(error)}")
                 continue
-            costed.append(
-                gpuir.analyze(
+            graphs.append(
+                costed(
                     kernels,
                     name,
                     predictor=predictor,
@@ -125,9 +127,10 @@ def analyze(
                     cluster=cluster,
                 )
             )
-    if refused and not costed:
+    if refused and not graphs:
         raise refused[0]
-    return costed
+    batch = options.batch(given["dims"])
+    return [answer(g, warnings=warnings, batch=batch) for g in graphs]
 
 
 def once(warnings: list[str]) -> Callable[[str], None]:

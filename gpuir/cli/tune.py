@@ -184,7 +184,7 @@ def launches(
 
     whole = {**given, "schedule": "", "predictor": "tile", "verbose": False, "cluster": None}
     if not given["fusion"]:
-        return None, analyze(whole, loaded, warnings)[0]
+        return None, analyze(whole, loaded, warnings)[0].graph
     profile = loaded.profile(given["profile"]) if given["profile"] else None
     stack: Any = {"profile": profile, "tf32": given["tf32"]}
     how = options.load_options(given, loaded)
@@ -205,25 +205,25 @@ def launches(
 
         def latency(kernels: Graph) -> float:
             done()
-            return gpuir.summary(gpuir.analyze(kernels, target.name)).latency_s
+            return gpuir.analyze(kernels, target.name).latency_s
 
         found = groupings(g, start, latency, tries)
     whole["pipeline"] = str(found.best.pipeline)
-    return found, analyze(whole, loaded, warnings, model)[0]
+    return found, analyze(whole, loaded, warnings, model)[0].graph
 
 
 def tasks_of(graph: Graph, target: Target) -> list[Task]:
     """The kernels of a costed graph that have a tile, equal ones once, those of most time first."""
-    import gpuir
     from gpuir.cost.reading import work_of
     from gpuir.cost.work import Work
     from gpuir.ops.kernel import KernelOp
-    from gpuir.report.summary import Kernel as Reported
+    from gpuir.report.kernels import Kernel as Reported
+    from gpuir.report.kernels import kernels_of
     from gpuir.tune.kernels import Kernel
     from gpuir.tune.tasks import Task
 
     groups: dict[Work, list[Reported]] = {}
-    for x in gpuir.summary(graph).kernels:
+    for x in kernels_of(graph):
         op = x.node.op
         if isinstance(op, KernelOp) and op.tiled and x.runs and not (x.rest or x.cost.on_host):
             groups.setdefault(work_of(op), []).append(x)

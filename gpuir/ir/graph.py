@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import IntEnum
 from functools import cache
 from math import prod
 from typing import Any, ClassVar, Literal, Self, cast
 
 from gpuir.ir.door import of_type
-from gpuir.ir.errors import GpuirError, UsageError
+from gpuir.ir.errors import UsageError
 from gpuir.ir.lazy import lazy
 from gpuir.ir.notes import Cost, Tile
 from gpuir.ir.types import TensorType
@@ -197,7 +197,6 @@ class Graph:
     origins: tuple[tuple[Loc, str], ...] = ()
     mesh: tuple[tuple[str, int], ...] = ()
     cuts: tuple[tuple[str, Cut], ...] = ()
-    clock: Callable[[Graph], float] | None = field(default=None, repr=False, compare=False)
 
     def __repr__(self) -> str:
         on = f" for {self.target}" if self.target else ""
@@ -207,14 +206,7 @@ class Graph:
 
     @property
     def _takes(self) -> str:
-        if self.level != Level.costed:
-            return ""
-        if self.clock is None:
-            return f", kernels {self.time_s:.4g} s"
-        try:
-            return f", latency {self.latency_s:.4g} s"
-        except GpuirError:  # a debugger shows it all the same
-            return ""
+        return f", kernels {self.time_s:.4g} s" if self.level == Level.costed else ""
 
     @lazy
     def _roles(self) -> dict[str, Role]:
@@ -237,20 +229,8 @@ class Graph:
     @lazy
     def time_s(self) -> float:
         """What the kernels of a costed graph take on the device, one after another. That is not how
-        long the model takes, which is `latency_s`: the host launches the kernels, and copies."""
+        long the model takes (`gpuir.analyze(..).latency_s`): the host launches them, and copies."""
         return sum(n.cost.time_s for n in self.nodes if n.cost)
-
-    @lazy
-    def latency_s(self) -> float:
-        """How long the model takes, from the host's start to the end of the last kernel or copy: as
-        in the summary. UsageError for a graph that `gpuir.analyze` has not given."""
-        if self.clock is None or self.level != Level.costed:
-            raise UsageError(
-                f"@{self.name}, of level {self.level.name}, has no latency",
-                expected="what gpuir.analyze gives",
-                fix="gpuir.analyze(graph, target).latency_s",
-            )
-        return self.clock(self)
 
     def walk(self) -> Iterator[Node]:
         """Every node, those inside control regions (loops, branches) included, in order."""
@@ -318,7 +298,7 @@ def aligned(type: TensorType, dims: tuple[str, ...]) -> Access:
     return Access(type, tuple(reversed([d for d, n in named if n != 1])))
 
 
-GRAPH = of_type(Graph, "a graph", "gpuir.load(...) and gpuir.analyze(...) give graphs")
+GRAPH = of_type(Graph, "a graph", "gpuir.load(...) gives one, and gpuir.analyze(...).graph")
 
 
 def check_level(where: str, g: Graph, least: Level, fix: str) -> None:

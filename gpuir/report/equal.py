@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gpuir.report.summary import Kernel, Summary
+from gpuir.report.answer import Answer
+from gpuir.report.kernels import Kernel
 
 
 @dataclass(frozen=True)
@@ -27,7 +28,7 @@ class Alike:
         return self.runs * self.one.cost.time_s
 
 
-def alike(s: Summary) -> list[Alike]:
+def alike(s: Answer) -> list[Alike]:
     """The kernels that take time, equal ones together, the slowest group first."""
     groups: dict[object, list[Kernel]] = {}
     for x in s.kernels:

@@ -6,7 +6,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from gpuir.ops import kernel as k
-from gpuir.report.summary import Kernel, Summary
+from gpuir.report.answer import Answer
+from gpuir.report.kernels import Kernel
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,7 @@ class Fusion:
         return sum(x.runs * x.bytes for x in self.parts) - self.fused.runs * self.fused.bytes
 
 
-def fusions(fused: Summary, unfused: Summary) -> tuple[Fusion, ...]:
+def fusions(fused: Answer, unfused: Answer) -> tuple[Fusion, ...]:
     """The kernels that stand for several launches of `unfused`, the same model costed node by node;
     the most time saved first.
 

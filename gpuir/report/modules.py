@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from gpuir.ops import kernel as k
+from gpuir.report.kernels import Kernel, Total, total_of
 from gpuir.report.names import Path
-from gpuir.report.summary import Kernel, Total, total_of
 
 OWN = "(itself)"  # a module's kernels outside of those inside it
 

@@ -1,4 +1,4 @@
-"""A summary as a notebook shows it: the answers, and the slowest kernels, as plain HTML."""
+"""An answer as a notebook shows it: its numbers, and the slowest kernels, as plain HTML."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from gpuir.report.equal import alike
 from gpuir.report.units import percent, quantity, rate
 
 if TYPE_CHECKING:
-    from gpuir.report.summary import Summary
+    from gpuir.report.answer import Answer
 
 ROWS = 10  # of kernels
 
 
-def html(s: Summary) -> str:
+def html(s: Answer) -> str:
     """Escaped, without scripts and styles of its own: a notebook's apply."""
     device = s.device.title or s.device.name
-    head = f"<caption>{escape(s.model)} on {escape(device)}, {escape(s.profile.name)}</caption>"
+    head = f"<caption>{escape(s.model)} on {escape(device)}, {escape(s.profile)}</caption>"
     facts = "".join(
         f"<tr><th>{label}</th><td>{escape(text)}</td></tr>" for label, text in _facts(s)
     )
@@ -39,7 +39,7 @@ def html(s: Summary) -> str:
     return f"<table>{head}{facts}</table><table>{_row(titles, 'th')}{kernels}</table>"
 
 
-def _facts(s: Summary) -> Iterable[tuple[str, str]]:
+def _facts(s: Answer) -> Iterable[tuple[str, str]]:
     if s.memory.fits is False:
         changes = " or ".join(x.option for x in s.to_fit)
         short = f"{quantity(-(s.memory.spare_bytes or 0), 'bytes')} short"

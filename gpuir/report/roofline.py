@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from gpuir.report.answer import Answer
 from gpuir.report.equal import Alike
-from gpuir.report.summary import Summary
 
 MEMORIES = {"l2": "L2", "l3": "L3", "dram": "memory"}
 
@@ -38,7 +38,7 @@ def points(groups: Iterable[Alike]) -> list[Point]:
     ]
 
 
-def memories(s: Summary) -> list[Roof]:
+def memories(s: Answer) -> list[Roof]:
     """What the device's memories deliver, the fastest first."""
     rates = _numbers(s)
     return [
@@ -48,7 +48,7 @@ def memories(s: Summary) -> list[Roof]:
     ]
 
 
-def ceilings(s: Summary, groups: Iterable[Alike]) -> list[Roof]:
+def ceilings(s: Answer, groups: Iterable[Alike]) -> list[Roof]:
     """The listed peaks that these kernels could reach, or a third of one where they take three
     products for one, each by its pipe and dtype, the fastest first: `tensor tf32`."""
     listed = [
@@ -69,5 +69,5 @@ def ceilings(s: Summary, groups: Iterable[Alike]) -> list[Roof]:
     return [Roof(name, rate) for rate, name in sorted(found.items(), reverse=True)]
 
 
-def _numbers(s: Summary) -> dict[str, float]:
+def _numbers(s: Answer) -> dict[str, float]:
     return {n.field: n.value for n in s.device.numbers if isinstance(n.value, int | float)}

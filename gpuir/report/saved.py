@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, NoReturn, cast
 
 from gpuir.ir.errors import UsageError
+from gpuir.report.answer import SCHEMA
 from gpuir.report.names import node_name
-from gpuir.report.summary import SCHEMA
 
 LARGEST = 2**63 - 1  # of what is counted
 

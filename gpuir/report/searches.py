@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gpuir.plan.crossover import Crossover
-from gpuir.report.summary import Device
+from gpuir.report.answer import Device
 from gpuir.simulate.largest import Largest
 from gpuir.targets.profile import Profile
 

@@ -152,7 +152,10 @@ def timeline(graph: Graph, profile: Profile) -> Timeline:
     takes no time besides.
     """
     check_level(
-        "timeline", graph, Level.costed, "gpuir.timeline(gpuir.analyze(graph, 'a100'), profile)"
+        "timeline",
+        graph,
+        Level.costed,
+        "gpuir.timeline(gpuir.analyze(graph, 'a100').graph, profile)",
     )
     made = prepared(graph, profile)
     result = run(made.found, made.profile, made.into, made.back, params=made.params)

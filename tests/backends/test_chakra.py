@@ -26,7 +26,7 @@ from gpuir.backends.terminal import Layout
 from gpuir.cli.main import main
 from gpuir.ir.errors import UsageError
 from gpuir.ops import kernel as k
-from gpuir.report.summary import Summary
+from gpuir.report.answer import Answer
 
 MLP = """graph @mlp {
   in %x: f16[8, 64]
@@ -67,22 +67,22 @@ TYPES = {4: "COMP_NODE", 5: "COMM_SEND_NODE", 6: "COMM_RECV_NODE", 7: "COMM_COLL
 ALL_REDUCE, ALL_GATHER, BROADCAST, ALL_TO_ALL, REDUCE_SCATTER = 0, 2, 5, 6, 7
 
 
-def summary(text: str, pipeline: str = "", cluster: str | None = None) -> Summary:
+def summary(text: str, pipeline: str = "", cluster: str | None = None) -> Answer:
     """Under `ideal`, which has no host."""
     graph = gpuir.load_text(text)
     if pipeline:
         graph = gpuir.pipeline(pipeline).run(graph)
     target = None if cluster else "a100"
-    return gpuir.summary(gpuir.analyze(graph, target, profile="ideal", cluster=cluster))
+    return gpuir.analyze(graph, target, profile="ideal", cluster=cluster)
 
 
-def encoder(pipeline: str = "", profile: str = "eager", **more: Any) -> Summary:
+def encoder(pipeline: str = "", profile: str = "eager", **more: Any) -> Answer:
     """A training step with `train`; of several ranks on a dgx-a100."""
     graph = gpuir.load(ENCODER, dims={"batch": 4, "seq": 64}, **more)
     if not pipeline:
-        return gpuir.summary(gpuir.analyze(graph, "a100", profile=profile))
+        return gpuir.analyze(graph, "a100", profile=profile)
     graph = gpuir.pipeline(pipeline).run(graph)
-    return gpuir.summary(gpuir.analyze(graph, profile=profile, cluster="dgx-a100"))
+    return gpuir.analyze(graph, profile=profile, cluster="dgx-a100")
 
 
 # ---- a decoder, from the field numbers of Chakra's et_def.proto ----------------------------------
@@ -184,7 +184,7 @@ def read(data: bytes) -> tuple[dict[str, Any], list[Node]]:
 Files = dict[str, bytes]
 
 
-def files(s: Summary) -> Files:
+def files(s: Answer) -> Files:
     return dict(chakra([s], Layout()).files)
 
 
@@ -340,7 +340,7 @@ def test_what_a_collective_only_comes_after_is_no_data():
 @settings(max_examples=20)
 @given(graphs())
 def test_durations_are_whole_and_stay_within_half_a_microsecond_together(graph: gpuir.Graph):
-    s = gpuir.summary(gpuir.analyze(graph, "a100", profile="ideal"))
+    s = gpuir.analyze(graph, "a100", profile="ideal")
     for nodes in ranks(files(s)):
         exact = whole = 0.0
         for x in nodes:

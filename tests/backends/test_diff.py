@@ -21,9 +21,9 @@ from gpuir.backends.table import FORMATS
 from gpuir.backends.terminal import Layout, cell_width
 from gpuir.ir.errors import UsageError
 from gpuir.ir.graph import Graph
+from gpuir.report.answer import Answer
 from gpuir.report.diff import Check, Diff, changes, checks, compare, groups, read_budget
 from gpuir.report.saved import Entry, Run, read_report
-from gpuir.report.summary import Summary
 
 LAYERS = """graph @layers {
   in %x: f16[256, 512]
@@ -39,15 +39,15 @@ LAYERS = """graph @layers {
 """
 
 
-def summary(profile: str = "eager", target: str = "a100", text: str = LAYERS) -> Summary:
-    return gpuir.summary(gpuir.analyze(gpuir.load_text(text), target, profile=profile), batch=256)
+def summary(profile: str = "eager", target: str = "a100", text: str = LAYERS) -> Answer:
+    return gpuir.analyze(gpuir.load_text(text), target, profile=profile, batch=256)
 
 
-def saved(*summaries: Summary) -> tuple[Run, ...]:
+def saved(*summaries: Answer) -> tuple[Run, ...]:
     return read_report(json_csv.json_text(summaries, Layout()), "report.json")
 
 
-def diff(old: Summary, new: Summary) -> Diff:
+def diff(old: Answer, new: Answer) -> Diff:
     (found,) = compare(saved(old), saved(new))
     return found
 
@@ -188,7 +188,7 @@ def test_other_models_are_refused_and_other_names_are_not():
 
 
 def test_what_else_changed_is_told():
-    d = diff(summary(), gpuir.summary(summary().graph, warnings=["odd"], batch=8))
+    d = diff(summary(), gpuir.analyze(summary().graph, warnings=["odd"], batch=8))
     assert d.notes == ("batch: 256 → 8", "warnings, new: odd")
     (a,) = saved(summary())
     faster = replace(a, numbers={**a.numbers, "sms": 200}, predictors=("tile@9",))
@@ -359,7 +359,7 @@ def test_the_rest_of_the_kernels_is_counted():
 @settings(max_examples=15)
 @given(g=graphs())
 def test_any_graph_beside_itself_and_another_profile(g: Graph):
-    eager, ort = (gpuir.summary(gpuir.analyze(g, "a100", profile=p)) for p in ("eager", "ort"))
+    eager, ort = (gpuir.analyze(g, "a100", profile=p) for p in ("eager", "ort"))
     (same,) = compare(saved(eager), saved(eager))
     assert not same.differs
     diffs = compare(saved(eager), saved(ort))

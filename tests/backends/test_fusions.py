@@ -32,10 +32,10 @@ TEXT = """graph @g {
 APART = "canonicalize,fuse{rules=none},legalize"
 
 
-def both(g: gpuir.Graph, profile: str) -> tuple[gpuir.Summary, gpuir.Summary]:
-    fused = gpuir.analyze(g, "a100", profile=profile)
-    apart = gpuir.analyze(gpuir.pipeline(APART).run(g), "a100", profile=profile)
-    return gpuir.summary(fused), gpuir.summary(apart)
+def both(g: gpuir.Graph, profile: str) -> tuple[gpuir.Answer, gpuir.Answer]:
+    fused = gpuir.analyze(g, "a100", profile=profile).graph
+    apart = gpuir.analyze(gpuir.pipeline(APART).run(g), "a100", profile=profile).graph
+    return gpuir.analyze(fused), gpuir.analyze(apart)
 
 
 def test_an_epilogue_saves_what_is_not_stored_between():

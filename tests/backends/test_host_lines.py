@@ -9,7 +9,7 @@ import pytest
 
 import gpuir
 from gpuir.backends.terminal import Layout, answers, head, report
-from gpuir.report.summary import Summary
+from gpuir.report.answer import Answer
 
 GAIN = r"[\d.]+ % without (the host|launches|compute|memory|waits|copies) \([\d.]+ .?s\)"
 
@@ -23,13 +23,13 @@ def encoder():
                 gpuir.load("examples/encoder.onnx", dims={"batch": n, "seq": 64}), profile="ideal"
             ),
             "a100",
-        )
+        ).graph
         for n in (1, 32, 512)
     }
-    return lambda batch, profile: gpuir.summary(replace(costed[batch], profile=profile))
+    return lambda batch, profile: gpuir.analyze(replace(costed[batch], profile=profile))
 
 
-def lines(s: Summary) -> dict[str, str]:
+def lines(s: Answer) -> dict[str, str]:
     return dict([*answers(s), *head(s)])
 
 

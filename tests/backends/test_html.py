@@ -25,8 +25,8 @@ from gpuir.backends.html.data import data
 from gpuir.backends.terminal import Layout
 from gpuir.ir.errors import UsageError
 from gpuir.ir.graph import Graph
+from gpuir.report.answer import Answer
 from gpuir.report.equal import alike
-from gpuir.report.summary import Summary
 from gpuir.targets.profile import profile_names
 from gpuir.targets.support import refusal
 
@@ -41,31 +41,31 @@ pytest.importorskip("plotly", reason="pip install 'gpuir[html]'")
 
 
 @cache
-def encoder(*targets: str) -> tuple[Summary, ...]:
+def encoder(*targets: str) -> tuple[Answer, ...]:
     g = gpuir.load(ENCODER, dims={"batch": 2, "seq": 32})
-    return tuple(gpuir.summary(gpuir.analyze(g, target), batch=2) for target in targets)
+    return tuple(gpuir.analyze(g, target, batch=2) for target in targets)
 
 
-def mixed() -> Summary:
+def mixed() -> Answer:
     g = gpuir.load(HERE / "mixed.gir")
-    return gpuir.summary(g, warnings=["one thing is odd"])
+    return gpuir.analyze(g, warnings=["one thing is odd"])
 
 
-def nasty() -> Summary:
+def nasty() -> Answer:
     """A model whose names try everything."""
     g = gpuir.parse(gpuir.show(encoder("a100")[0].graph).replace("layer.0/", "LAYER/"))
     nodes = tuple(
         replace(n, locs=tuple(loc.replace("LAYER", NASTY) for loc in n.locs)) for n in g.nodes
     )
-    return gpuir.summary(replace(g, name=NASTY, nodes=nodes), warnings=[NASTY])
+    return gpuir.analyze(replace(g, name=NASTY, nodes=nodes), warnings=[NASTY])
 
 
-def nothing() -> Summary:
+def nothing() -> Answer:
     g = gpuir.parse("graph @nothing {\n  in %x: f32[8]\n  out %x\n}")
-    return gpuir.summary(gpuir.analyze(g, "a100"))
+    return gpuir.analyze(g, "a100")
 
 
-def html(summaries: Sequence[Summary]) -> str:
+def html(summaries: Sequence[Answer]) -> str:
     return page.html(summaries, Layout())
 
 
@@ -115,7 +115,7 @@ def test_names_cannot_break_out_of_the_page():
 
 def test_a_name_that_is_no_unicode_is_still_json():
     g = encoder("a100")[0].graph
-    text = html([gpuir.summary(replace(g, name="half \ud800 a pair"))])
+    text = html([gpuir.analyze(replace(g, name="half \ud800 a pair"))])
     assert blob(text)["runs"][0]["model"] == "half \ud800 a pair"
 
 
@@ -149,7 +149,7 @@ def test_parts_add_up():
 def test_any_graph_is_data_that_a_page_can_hold(g: Graph, profile: str, target: str):
     kernels = gpuir.lower(g, profile=profile)
     assume(not refusal(kernels, gpuir.load_target(target)))  # TensorRT on AMD
-    s = gpuir.summary(gpuir.analyze(kernels, target))
+    s = gpuir.analyze(kernels, target)
     (run,) = json.loads(json.dumps(data([s]), allow_nan=False))["runs"]
     assert run["latency"] == s.latency_s
     assert sum(len(lane[1]) for lane in run["lanes"]) == len(s.timeline.spans)
@@ -206,7 +206,7 @@ class Opened:
 def opened(browser: Any, tmp_path: Path) -> Iterator[Any]:
     tabs: list[Any] = []
 
-    def opens(summaries: Sequence[Summary], **options: Any) -> Opened:
+    def opens(summaries: Sequence[Answer], **options: Any) -> Opened:
         path = tmp_path / "report.html"
         path.write_text(html(summaries), encoding="utf-8", errors="replace")
         tabs.append(browser.new_page(**options))
@@ -320,8 +320,8 @@ def test_a_click_on_a_row_or_a_point_explains_it(tab: Any):
 
 def test_names_of_roofs_that_are_nearly_as_high_are_beside_each_other(opened: Any):
     g = gpuir.load(ENCODER, dims={"batch": 2, "seq": 32})
-    costed = gpuir.analyze(g, "a100+flops_per_s.vector.f32=1.5e14", tf32=True)
-    names = opened([gpuir.summary(costed)]).tab.locator("#chart-roofline .annotation-text")
+    costed = gpuir.analyze(g, "a100+flops_per_s.vector.f32=1.5e14", tf32=True).graph
+    names = opened([gpuir.analyze(costed)]).tab.locator("#chart-roofline .annotation-text")
     a, b = (x.bounding_box() for x in names.filter(has_text="flop/s").all())
     left, right = sorted((a, b), key=lambda box: box["x"])
     assert left["x"] + left["width"] <= right["x"]
@@ -412,8 +412,8 @@ def long_chain(nodes: int) -> Graph:
 
 def test_thousands_of_kernels_stay_quick(opened: Any):
     """A bar is a pixel or more: of 5,000 launches few are drawn until one zooms in."""
-    g = gpuir.analyze(long_chain(5000), "a100", profile="eager")
-    s = gpuir.summary(g)
+    g = gpuir.analyze(long_chain(5000), "a100", profile="eager").graph
+    s = gpuir.analyze(g)
     assert s.launches == 5000
     text = html([s])
     assert len(text) < 4e6

@@ -19,10 +19,11 @@ from gpuir.backends.terminal import LONGEST_WORD, Layout, Page, cell_width, cut,
 from gpuir.ir.errors import UsageError
 from gpuir.ir.graph import Graph
 from gpuir.ir.notes import Cost
+from gpuir.report.answer import Answer, Device, answer_of
 from gpuir.report.equal import pattern
 from gpuir.report.find import find_kernel
+from gpuir.report.kernels import Unseen
 from gpuir.report.names import DEEPEST, module_of
-from gpuir.report.summary import Device, Summary, Unseen, summarize
 from gpuir.report.units import percent, quantity
 from gpuir.simulate.memory import memory
 from gpuir.targets.load import load_target
@@ -39,19 +40,19 @@ def graph() -> Graph:
 
 
 @pytest.fixture(scope="module")
-def s(graph: Graph) -> Summary:
+def s(graph: Graph) -> Answer:
     held = memory(graph, A100)
-    return summarize(graph, DEVICE, ("mixed.onnx: one thing is odd",), batch=8, held=held)
+    return answer_of(graph, DEVICE, warnings=("mixed.onnx: one thing is odd",), batch=8, held=held)
 
 
 # ---------------------------------------------------------------------------- records
 
 
-def test_latency_is_the_sum_of_the_graphs_own_costs(graph: Graph, s: Summary):
+def test_latency_is_the_sum_of_the_graphs_own_costs(graph: Graph, s: Answer):
     assert s.latency_s == pytest.approx(sum(n.cost.time_s for n in graph.nodes if n.cost))
 
 
-def test_the_interval_is_nearer_than_the_sum_of_all_runs(s: Summary):
+def test_the_interval_is_nearer_than_the_sum_of_all_runs(s: Answer):
     """-10 % and +15 % of everything but Sparkle, which counts as it is: kinds are independent."""
     sparkle = next(x for x in s.kernels if x.name == "z")
     assert sparkle.interval is None and s.certain_s == sparkle.time_s
@@ -64,18 +65,18 @@ def test_the_interval_is_nearer_than_the_sum_of_all_runs(s: Summary):
 def test_what_caches_hold_has_no_rate_of_device_memory():
     text = """graph @g { in %x: f32[256, 256]
     %y: f32[256, 256] = t.map("relu", [%x]) at "m:R" out %y }"""
-    told = report([gpuir.summary(gpuir.analyze(gpuir.load_text(text), "a100"))], Layout(120))
+    told = report([gpuir.analyze(gpuir.load_text(text), "a100")], Layout(120))
     assert "all of it within the caches" in told and "device memory" not in told
 
 
-def test_what_was_not_fitted_is_told(graph: Graph, s: Summary):
+def test_what_was_not_fitted_is_told(graph: Graph, s: Answer):
     softmax = next(x for x in s.kernels if x.kind == "reduce")
     assert s.unseen == (Unseen("gpu", ("reduce",), softmax.time_s),)
     assert "no measurements of this GPU for reduce (4.6 % of the kernels' time)" in report(
         [s], Layout(120)
     )
     known = [replace(n, cost=n.cost and replace(n.cost, unseen=())) for n in graph.nodes]
-    text = report([summarize(replace(graph, nodes=tuple(known)), DEVICE)], Layout(120))
+    text = report([answer_of(replace(graph, nodes=tuple(known)), DEVICE)], Layout(120))
     assert "fitted on  measurements of this GPU, in these dtypes" in text
 
 
@@ -85,7 +86,7 @@ def test_time_of_what_nothing_was_measured_of_is_shown_apart(graph: Graph):
         replace(n, cost=replace(n.cost, unseen=("kind",))) if n.op.name in suspect else n
         for n in graph.nodes
     )
-    s = summarize(replace(graph, nodes=nodes), DEVICE)
+    s = answer_of(replace(graph, nodes=nodes), DEVICE)
     own = {x.kind: x.time_s for x in s.kernels if x.cost.unseen}
     assert set(own) == {"reduce", "routine", "opaque"}
     assert s.unfitted_s == pytest.approx(sum(own.values()))
@@ -104,34 +105,34 @@ def test_without_intervals_the_report_does_without(graph: Graph):
     nodes = graph.nodes
     plain = [n for n in nodes if n.op.name in ("k.view", "k.opaque") and "Sparkle" in str(n.locs)]
     alone = replace(graph, nodes=tuple(plain), outputs=())
-    s = summarize(alone, DEVICE, held=memory(graph))
+    s = answer_of(alone, DEVICE, held=memory(graph))
     assert s.interval is None
     text = report([s], Layout(120)) + report([s, s], Layout(120))
     assert "80 %" not in text and "fitted" not in text
 
 
-def test_totals_and_bounds_add_up(s: Summary):
+def test_totals_and_bounds_add_up(s: Answer):
     assert sum(t.time_s for t in s.totals) == pytest.approx(s.latency_s)
     assert sum(time for _, time in s.bounds) == pytest.approx(s.latency_s)
     assert sum(t.flops for t in s.totals) == s.flops == sum(x.flops for x in s.coverage)
     assert sum(t.launches for t in s.totals) == s.launches
 
 
-def test_loops_multiply_and_the_cheaper_branch_does_not_run(s: Summary):
+def test_loops_multiply_and_the_cheaper_branch_does_not_run(s: Answer):
     runs = {x.name: x.runs for x in s.kernels}
     assert runs["l/m"] == 16
     assert runs["k/q"] == 1 and runs["k/e"] == 0
     assert s.launches == 5 + 16 and s.views == 1 and s.idle == 1
 
 
-def test_flops_by_hand(s: Summary):
+def test_flops_by_hand(s: Answer):
     product = 2 * 512 * 256 * 256
     assert {x.name: x.flops for x in s.kernels}["l/m"] == product
     bias, softmax, unique = 512 * 256, 5 * 512 * 256, 1000
     assert s.flops == 18 * product + bias + softmax + unique
 
 
-def test_coverage_counts_every_model_node_once(s: Summary):
+def test_coverage_counts_every_model_node_once(s: Answer):
     shares = {x.status: x for x in s.coverage}
     assert shares["modelled"].nodes == 9
     assert shares["approximated"].what == (("unique", 1),)
@@ -144,7 +145,7 @@ def test_what_a_loop_costs_beyond_its_kernels_is_not_lost(graph: Graph):
     assert loop.cost is not None
     dearer = replace(loop, cost=Cost(loop.cost.time_s + 1e-5, "latency", "tile@2", ()))
     nodes = tuple(dearer if n is loop else n for n in graph.nodes)
-    s = summarize(replace(graph, nodes=nodes), DEVICE)
+    s = answer_of(replace(graph, nodes=nodes), DEVICE)
     (rest,) = (x for x in s.kernels if x.rest)
     assert rest.time_s == pytest.approx(1e-5) and rest.launches == 0
     assert s.latency_s == pytest.approx(sum(n.cost.time_s for n in nodes if n.cost))
@@ -152,7 +153,7 @@ def test_what_a_loop_costs_beyond_its_kernels_is_not_lost(graph: Graph):
 
 def test_a_graph_without_costs_is_refused(graph: Graph):
     with pytest.raises(UsageError, match="a report needs a graph with costs"):
-        summarize(gpuir.strip(graph), DEVICE)
+        answer_of(gpuir.strip(graph), DEVICE)
 
 
 # ---------------------------------------------------------------------------- names
@@ -209,22 +210,23 @@ def test_a_folded_node_is_said_to_be_folded(graph: Graph):
 
 
 @pytest.mark.parametrize("width", [80, 120])
-def test_the_table(s: Summary, width: int, golden):
+def test_the_table(s: Answer, width: int, golden):
     text = report([s], Layout(width))
     assert max(map(cell_width, text.splitlines())) <= width
     golden(HERE / f"mixed.{width}.txt", text)
 
 
 @pytest.mark.parametrize("width", [80, 120])
-def test_the_comparison(s: Summary, width: int, golden):
-    other = replace(s, device=Device("l4+dram.bytes_per_s=2e12+sms=120+clock_hz=1e9", "L4"))
+def test_the_comparison(s: Answer, width: int, golden):
+    changed = "l4+dram.bytes_per_s=2e12+sms=120+clock_hz=1e9"
+    other = s.with_details(device=replace(s.device, name=changed, title="L4"))
     text = report([s, other], Layout(width))
     assert max(map(cell_width, text.splitlines())) <= width
     golden(HERE / f"mixed.comparison.{width}.txt", text)
 
 
 @pytest.mark.parametrize("width", range(40, 130, 7))
-def test_no_width_cuts_a_number(s: Summary, width: int):
+def test_no_width_cuts_a_number(s: Answer, width: int):
     text = report([s], Layout(width))
     assert "81.1 us" in text and "4.77 us" in text and "85.9 us" in text
     both = report([s, s], Layout(width))
@@ -247,13 +249,13 @@ NAMED = """graph @named {
 
 
 def test_a_kernel_is_named_after_its_product_or_its_last_node():
-    s = gpuir.summary(gpuir.analyze(gpuir.load_text(NAMED), "a100", profile="ideal"))
+    s = gpuir.analyze(gpuir.load_text(NAMED), "a100", profile="ideal")
     assert [(x.kind, x.anchor) for x in s.kernels] == [("gemm", "m:Gemm"), ("reduce", "m:Softmax")]
 
 
-def test_many_targets_are_rows(s: Summary):
+def test_many_targets_are_rows(s: Answer):
     many = [
-        replace(s, device=Device(f"target-number-{i}", ""), assumed=(f"l2: guessed {i % 2}",))
+        s.with_details(device=Device(f"target-number-{i}", "", (f"l2: guessed {i % 2}",)))
         for i in range(20)
     ]
     text = report(many, Layout(100))
@@ -266,7 +268,7 @@ def test_many_targets_are_rows(s: Summary):
     )
 
 
-def test_memory_says_whether_it_fits_and_who_holds_it(graph: Graph, s: Summary):
+def test_memory_says_whether_it_fits_and_who_holds_it(graph: Graph, s: Answer):
     eager = replace(graph, profile="eager")
     large, small = (
         memory(eager, load_target(f"a100{change}")) for change in ("", "+dram.bytes=545000000")
@@ -276,42 +278,42 @@ def test_memory_says_whether_it_fits_and_who_holds_it(graph: Graph, s: Summary):
         (s.memory, "reserved of 41.8 GB (allocator planned)"),
         (small, "fits       no, "),
     ):
-        text = report([summarize(graph, DEVICE, held=held)], Layout(400))
+        text = report([answer_of(graph, DEVICE, held=held)], Layout(400))
         assert word in text
-    text = report([summarize(graph, DEVICE, held=large)], Layout(100, memory=True))
+    text = report([answer_of(graph, DEVICE, held=large)], Layout(100, memory=True))
     assert re.search(r"^workspace +8\.52 MB +\d+ % +#+$", text, re.MULTILINE)
     assert re.search(r"^8\.52 MB +\d+ % +workspace$", text, re.MULTILINE)
 
 
 @pytest.mark.parametrize("width", [40, 60])
-def test_narrow_tables_drop_columns(s: Summary, width: int):
+def test_narrow_tables_drop_columns(s: Answer, width: int):
     for text in (report([s], Layout(width)), report([s, s], Layout(width))):
         assert max(map(cell_width, text.splitlines())) <= width
 
 
-def test_colour_is_only_added(s: Summary):
+def test_colour_is_only_added(s: Answer):
     plain, colored = report([s], Layout(100)), report([s], Layout(100, color=True))
     assert "\x1b[" not in plain and "\x1b[1m" in colored
     assert re.sub(r"\x1b\[[\d;]*m", "", colored) == plain
 
 
-def test_top_kernels_and_the_rest(s: Summary):
+def test_top_kernels_and_the_rest(s: Answer):
     text = report([s], Layout(100, top=1))
     assert "4 more take" in text
 
 
 def test_a_graph_where_nothing_runs():
     g = gpuir.parse("costed @empty for a100 {\n  in %x: f32[2]\n  out %x\n}\n")
-    text = report([summarize(g, DEVICE)], Layout(80))
+    text = report([answer_of(g, DEVICE)], Layout(80))
     assert "nothing runs" in text
-    assert json.loads(json_csv.json_text([summarize(g, DEVICE)], Layout()))["reports"][0]
+    assert json.loads(json_csv.json_text([answer_of(g, DEVICE)], Layout()))["reports"][0]
 
 
 def test_a_host_that_launches_nothing():
     g = gpuir.parse(
         'graph @v { in %x: f32[2] %y: f32[2, 1] = t.reshape(%x, [2, 1]) at "m:R" out %y }'
     )
-    text = report([gpuir.summary(gpuir.analyze(g, "a100-pcie", profile="eager"))], Layout(80))
+    text = report([gpuir.analyze(g, "a100-pcie", profile="eager")], Layout(80))
     assert "latency    16.00 us" in text
     assert "bound" not in text
 
@@ -345,14 +347,14 @@ def test_modules_within_modules_have_a_bound(graph: Graph, form: str):
     nodes = (replace(n, locs=(loc,)) for n, loc in zip(graph.nodes, paths, strict=False))
     deep = replace(graph, nodes=(*nodes, *graph.nodes[2:]))
     assert len(module_of(deep.nodes[0].locs[0])) == DEEPEST
-    text = BACKENDS[form]([summarize(deep, DEVICE)], Layout(100, group="module"))
+    text = BACKENDS[form]([answer_of(deep, DEVICE)], Layout(100, group="module"))
     assert len(text) < 3_000_000  # a page holds the chart library
 
 
 def test_names_cannot_move_the_cursor(graph: Graph):
     (first, *rest) = graph.nodes
     evil = replace(first, locs=("m.onnx:a\x1b[2J\nb\tc",))
-    s = summarize(replace(graph, nodes=(evil, *rest)), DEVICE, ("w\x1b[31m",))
+    s = answer_of(replace(graph, nodes=(evil, *rest)), DEVICE, warnings=("w\x1b[31m",))
     text = report([s], Layout(100))
     assert "\x1b" not in text and "a?[2J?b?c" in text
 
@@ -366,7 +368,7 @@ def test_names_that_repeat():
 # ---------------------------------------------------------------------------- for programs
 
 
-def test_json_fits_its_schema_and_itself(s: Summary):
+def test_json_fits_its_schema_and_itself(s: Answer):
     text = json_csv.json_text([s, s], Layout())
     schema = json.loads((ROOT / "docs/reference/report.schema.json").read_text())
     Draft202012Validator.check_schema(schema)
@@ -378,7 +380,7 @@ def test_json_fits_its_schema_and_itself(s: Summary):
     assert first["kernels"][0]["cost"]["interval_s"][0] < first["kernels"][0]["time_s"]
 
 
-def test_every_json_field_is_documented(s: Summary):
+def test_every_json_field_is_documented(s: Answer):
     page = (ROOT / "docs/reference/json-schema.md").read_text()
     (found,) = json.loads(json_csv.json_text([s], Layout()))["reports"]
     fields = {*found, *found["kernels"][1], *found["totals"][0], *found["memory"]}
@@ -398,7 +400,7 @@ def test_every_json_field_is_documented(s: Summary):
         ("\r=1", "?=1"),
     ],
 )
-def test_csv_holds_names_of_any_kind_and_no_formula(s: Summary, name: str, cell: str):
+def test_csv_holds_names_of_any_kind_and_no_formula(s: Answer, name: str, cell: str):
     text = json_csv.csv_text([replace(s, model=name)], Layout())
     rows = list(csv.reader(StringIO(text, newline="")))
     assert {len(row) for row in rows} == {len(rows[0])}
@@ -407,7 +409,7 @@ def test_csv_holds_names_of_any_kind_and_no_formula(s: Summary, name: str, cell:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("form", ["text", "csv", "html", "roofline"])
-def test_what_cannot_be_seen_in_a_name_is_not_written(s: Summary, form: str):
+def test_what_cannot_be_seen_in_a_name_is_not_written(s: Answer, form: str):
     pytest.importorskip({"html": "plotly", "roofline": "matplotlib"}.get(form, "csv"))
     hostile = "a\x1b]0;b\x07\x00\u202e\x9b"
     text = BACKENDS[form]([replace(s, model=hostile)], Layout(file="x.svg"))
@@ -415,7 +417,7 @@ def test_what_cannot_be_seen_in_a_name_is_not_written(s: Summary, form: str):
     assert not set(hostile[1:]) & set(shown) - set("]0;b") and "a?]0;b?" in shown
 
 
-def test_csv_has_the_same_numbers(s: Summary):
+def test_csv_has_the_same_numbers(s: Answer):
     rows = list(csv.DictReader(StringIO(json_csv.csv_text([s], Layout()))))
     assert sum(float(row["time_s"]) for row in rows) == pytest.approx(s.latency_s)
     assert {row["kernel"] for row in rows} >= {"y", "l/m", "k/q"}
@@ -425,7 +427,7 @@ def test_csv_has_the_same_numbers(s: Summary):
     assert {row["unseen"] for row in rows} == {"", "gpu"}
 
 
-def test_ir_and_schedule_read_back(graph: Graph, s: Summary):
+def test_ir_and_schedule_read_back(graph: Graph, s: Answer):
     assert gpuir.parse(texts.ir([s], Layout())) == graph
     assert gpuir.parse_schedule(texts.schedule([s], Layout())) == gpuir.extract(graph)
     with pytest.raises(UsageError, match="one target"):

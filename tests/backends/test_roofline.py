@@ -16,9 +16,9 @@ from gpuir.backends.roofline import _draw as draw_on
 from gpuir.backends.roofline import roofline
 from gpuir.backends.terminal import Layout
 from gpuir.ir.errors import UsageError
+from gpuir.report.answer import Answer
 from gpuir.report.equal import alike
 from gpuir.report.roofline import ceilings, memories, points
-from gpuir.report.summary import Summary
 
 pytestmark = pytest.mark.slow
 
@@ -27,9 +27,9 @@ ENCODER = HERE.parent.parent / "examples" / "encoder.onnx"
 
 
 @cache
-def encoder(target: str, predictor: str = "tile", tf32: bool | None = None) -> Summary:
+def encoder(target: str, predictor: str = "tile", tf32: bool | None = None) -> Answer:
     g = gpuir.load(ENCODER, dims={"batch": 2, "seq": 32})
-    return gpuir.summary(gpuir.analyze(g, target, predictor=predictor, tf32=tf32))
+    return gpuir.analyze(g, target, predictor=predictor, tf32=tf32)
 
 
 def test_no_kernel_is_above_the_roofs_of_the_textbook_bound():
@@ -59,7 +59,7 @@ def test_three_products_for_one_have_a_third_of_a_ceiling():
       %y: {x} = t.attention(%q, %k, %v, scale=0.125) at "m:attention"
       out %y
     }}"""
-    s = gpuir.summary(gpuir.analyze(gpuir.load_text(text), "a100", profile="eager"))
+    s = gpuir.analyze(gpuir.load_text(text), "a100", profile="eager")
     assert [(r.name, r.rate) for r in ceilings(s, alike(s))] == [("tensor tf32 / 3", 52e12)]
 
 
@@ -92,7 +92,7 @@ def test_no_label_lies_on_another(vector: float):
     path = matplotlib("matplotlib.path").Path
     target = f"a100+flops_per_s.vector.f32={vector}+l2.bytes_per_s=1.6e12"
     g = gpuir.load(ENCODER, dims={"batch": 2, "seq": 32})
-    s = gpuir.summary(gpuir.analyze(g, target, tf32=True))
+    s = gpuir.analyze(g, target, tf32=True)
     areas: list[Any] = []
 
     def draw(figure: Any) -> None:
@@ -116,7 +116,7 @@ def test_a_graph_without_arithmetic_is_drawn_too():
     pytest.importorskip("matplotlib", reason="pip install 'gpuir[plot]'")
     moves = '%y: f32[64, 8] = t.transpose(%x, [1, 0]) at "m:T"'
     text = f"graph @moves {{\n  in %x: f32[8, 64]\n  {moves}\n  out %y\n}}"
-    s = gpuir.summary(gpuir.analyze(gpuir.parse(text), "a100"))
+    s = gpuir.analyze(gpuir.parse(text), "a100")
     assert not points(alike(s))
     assert roofline([s], Layout(file="none.png")).startswith(b"\x89PNG")
 

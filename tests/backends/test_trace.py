@@ -6,7 +6,6 @@ from __future__ import annotations
 import gzip
 import json
 from collections import Counter
-from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ import gpuir
 from gpuir.backends.terminal import Layout
 from gpuir.backends.trace import trace
 from gpuir.ir.graph import Graph
-from gpuir.report.summary import Summary
+from gpuir.report.answer import Answer
 from gpuir.simulate.timeline import Launch, run, timeline
 from gpuir.targets.profile import load_profile, profile_names
 
@@ -40,11 +39,11 @@ LAYERS = """graph @layers {
 Event = dict[str, Any]
 
 
-def summary(profile: str = "eager", target: str = "a100", text: str = LAYERS) -> Summary:
-    return gpuir.summary(gpuir.analyze(gpuir.load_text(text), target, profile=profile))
+def summary(profile: str = "eager", target: str = "a100", text: str = LAYERS) -> Answer:
+    return gpuir.analyze(gpuir.load_text(text), target, profile=profile)
 
 
-def read(*summaries: Summary) -> list[Event]:
+def read(*summaries: Answer) -> list[Event]:
     text = trace(summaries, Layout())
     assert isinstance(text, str)
     found = json.loads(text)
@@ -209,14 +208,14 @@ def test_the_critical_path_is_a_lane_without_holes():
 
 def test_loops_and_branches_read_well():
     graph = gpuir.load(HERE / "mixed.gir")
-    s = gpuir.summary(graph)
+    s = gpuir.analyze(graph)
     events = read(s)
     kernels = slices(events, "kernel")
     trips = [e for e in slices(events, "gpu_user_annotation") if "more trips" in e["name"]]
     assert len(kernels) < s.launches and len(trips) == 1
     shown = sum(ns(e["dur"]) for e in (*kernels, *trips))
     assert shown == pytest.approx(1e9 * s.device_s, abs=len(kernels))
-    eager = replace(s, timeline=timeline(graph, load_profile("eager")))
+    eager = s.with_details(timeline=timeline(graph, load_profile("eager")))
     events = read(eager)
     trips = [e for e in slices(events) if "more trips" in e["name"]]
     assert [e["cat"] for e in trips] == ["user_annotation", "gpu_user_annotation"]
@@ -226,10 +225,10 @@ def test_loops_and_branches_read_well():
 def test_training_shows_its_phases(tmp_path: Path):
     (tmp_path / "m.gir").write_text(LAYERS)
     g = gpuir.load(tmp_path / "m.gir", train=True)
-    s = gpuir.summary(gpuir.analyze(g, "a100", profile="eager"))
+    s = gpuir.analyze(g, "a100", profile="eager")
     modules = {e["args"]["module"] for e in slices(read(s), "python_function")}
     assert {"encoder.layer.0.fc", "backward.encoder.layer.0.fc"} <= modules
-    graphs = read(gpuir.summary(gpuir.analyze(g, "a100", profile="cudagraph")))
+    graphs = read(gpuir.analyze(g, "a100", profile="cudagraph"))
     calls = [e["args"]["correlation"] for e in slices(graphs, "cuda_runtime")]
     assert len(calls) == len(set(calls)) > 1
     assert set(calls) == {e["args"]["correlation"] for e in slices(graphs, "kernel")}
@@ -247,7 +246,7 @@ def test_a_trace_is_the_same_twice_and_compressed_where_the_file_says_so():
 def test_many_launches_are_as_many_events():
     s = summary()
     many: list[Launch] = [x for _ in range(1000) for x in s.timeline.launches]
-    events = read(replace(s, timeline=run(many, s.profile)))
+    events = read(s.with_details(timeline=run(many, s.software)))
     assert len(slices(events, "kernel")) == len(slices(events, "cuda_runtime")) == 4000
 
 
@@ -256,5 +255,5 @@ def test_many_launches_are_as_many_events():
 @settings(max_examples=10)
 @given(g=graphs())
 def test_any_graph_under_any_profile(profile: str, g: Graph):
-    s = gpuir.summary(gpuir.analyze(g, "a100", profile=profile))
+    s = gpuir.analyze(g, "a100", profile=profile)
     assert len(slices(read(s), "kernel")) == len(s.timeline.launches)

@@ -232,7 +232,7 @@ def test_explain(folder: Path):
 def test_explain_names_every_quantity_in_full(folder: Path):
     """Whatever the width: a name that leaves no room has a line of its own."""
     given = ("explain", "mlp.gir", "MatMul_3", "--target", "a100", *IDEAL)
-    g = gpuir.analyze(str(folder / "mlp.gir"), "a100", profile="ideal", tf32=False)
+    g = gpuir.analyze(str(folder / "mlp.gir"), "a100", profile="ideal", tf32=False).graph
     listed = [line.name for line in gpuir.explain(g, "MatMul_3")]
     for width in (60, 80, 120):
         lines = run(*given, "--width", str(width)).stdout.splitlines()

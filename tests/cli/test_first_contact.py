@@ -65,7 +65,7 @@ def test_a_program_can_listen_to_what_gpuir_logs(caplog: pytest.LogCaptureFixtur
     import gpuir
 
     with caplog.at_level("DEBUG", logger="gpuir"):
-        gpuir.analyze(ENCODER[0], "a100", dims={"batch": 1, "seq": 16})
+        gpuir.analyze(ENCODER[0], "a100", dims={"batch": 1, "seq": 16}).graph
     said = [r.getMessage() for r in caplog.records if r.name.startswith("gpuir")]
     assert any("fuse" in line for line in said)
 

@@ -52,7 +52,7 @@ def test_csv_reads_back_and_says_what_analyze_says():
     assert {r["model"] for r in rows} == {"encoder"}
     for row in rows:
         dims = {"batch": int(row["batch"]), "seq": 32}
-        alone = gpuir.summary(gpuir.analyze(ENCODER, row["target"], dims=dims))
+        alone = gpuir.analyze(ENCODER, row["target"], dims=dims)
         assert float(row["latency_s"]) == alone.latency_s
         assert float(row["items_per_s"]) == dims["batch"] / alone.latency_s
         assert int(row["reserved_bytes"]) == alone.memory.reserved_bytes

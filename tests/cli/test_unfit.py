@@ -122,18 +122,18 @@ def test_of_a_config_the_data_type_or_the_ranks(tmp_path: Path):
 
 
 def test_in_python_a_summary_knows_a_larger_gpu():
-    g = gpuir.analyze(ENCODER, "t4", dims={"batch": 1024, "seq": 512})
-    s = gpuir.summary(g)
+    g = gpuir.analyze(ENCODER, "t4", dims={"batch": 1024, "seq": 512}).graph
+    s = gpuir.analyze(g)
     assert s.memory.fits is False
     (change,) = s.to_fit
     assert change.change == "target"
     name = change.option.split()[1]
     assert gpuir.memory(g, gpuir.load_target(name)).fits
-    assert gpuir.summary(gpuir.analyze(ENCODER, "h200", dims={"batch": 1, "seq": 8})).to_fit == ()
+    assert gpuir.analyze(ENCODER, "h200", dims={"batch": 1, "seq": 8}).to_fit == ()
 
 
 def test_a_slice_is_enlarged_before_the_gpu_is_changed():
-    g = gpuir.analyze(ENCODER, "h100:1g.10gb", dims={"batch": 512, "seq": 512})
+    g = gpuir.analyze(ENCODER, "h100:1g.10gb", dims={"batch": 512, "seq": 512}).graph
     found = larger_target(g, gpuir.load_target("h100:1g.10gb"))
     assert found is not None and found.option.startswith("--target h100")
     assert gpuir.load_target(found.option.split()[1]).device == "h100-sxm-80gb"

@@ -135,10 +135,10 @@ def test_weights_that_other_layers_push_out_come_from_memory():
 def test_a_model_larger_than_the_caches_waits_for_its_weights():
     """The encoder's 340 MB of weights; on a CPU whose shared cache holds them, no more."""
     small, large = (
-        gpuir.analyze(ENCODER, f"cpu+l2.bytes={n}", dims={"batch": 1, "seq": 16})
+        gpuir.analyze(ENCODER, f"cpu+l2.bytes={n}", dims={"batch": 1, "seq": 16}).graph
         for n in (1 << 25, 1 << 34)
     )
-    times = [gpuir.summary(g).latency_s for g in (small, large)]
+    times = [gpuir.analyze(g).latency_s for g in (small, large)]
     assert times[0] - times[1] > 0.5 * 3.4e8 / CPU.dram_bytes_per_s
 
 
@@ -175,10 +175,10 @@ def test_many_at_once_are_as_each_alone(name: str):
 
 
 def test_a_model_on_a_cpu():
-    g = gpuir.analyze(ENCODER, "cpu", dims={"batch": 1, "seq": 128})
-    assert 0.01 < gpuir.summary(g).latency_s < 0.2
-    many = gpuir.analyze(ENCODER, "cpu+sms=32", dims={"batch": 1, "seq": 128})
-    assert gpuir.summary(many).latency_s < gpuir.summary(g).latency_s
+    g = gpuir.analyze(ENCODER, "cpu", dims={"batch": 1, "seq": 128}).graph
+    assert 0.01 < gpuir.analyze(g).latency_s < 0.2
+    many = gpuir.analyze(ENCODER, "cpu+sms=32", dims={"batch": 1, "seq": 128}).graph
+    assert gpuir.analyze(many).latency_s < gpuir.analyze(g).latency_s
 
 
 def test_a_copy_into_several_parts_takes_no_less_than_no_time():
@@ -194,5 +194,5 @@ def test_a_copy_into_several_parts_takes_no_less_than_no_time():
       out %a, %b
     }
     """)
-    (node,) = gpuir.analyze(g, "epyc-zen5-core", profile="ort").nodes
+    (node,) = gpuir.analyze(g, "epyc-zen5-core", profile="ort").graph.nodes
     assert node.cost and node.cost.term("compute") >= 0

@@ -174,7 +174,7 @@ def test_packed_weights_are_read_with_their_scales():
 
 def test_experts_go_all_the_way():
     """Tiled, costed, explained, and written down again with the tiles they got."""
-    g = gpuir.analyze(gpuir.load_text(MIX), "h100")
+    g = gpuir.analyze(gpuir.load_text(MIX), "h100").graph
     (node,) = g.nodes
     cost = node.cost
     assert cost is not None and cost.by == "tile@2" and cost.unseen == ()
@@ -184,25 +184,25 @@ def test_experts_go_all_the_way():
     assert time_s == pytest.approx(cost.time_s)
     assert gpuir.parse(gpuir.show(g)) == g
     assert gpuir.extract(g).tiles == ((("y",), node.tile),)
-    report = gpuir.summary(g)
+    report = gpuir.analyze(g)
     assert [t.kind for t in report.totals] == ["experts"]
     assert report.flops == node.op.flops()
 
 
 def test_what_was_never_measured_is_said():
     f32_mix = MIX.replace("bf16", "f32")
-    (node,) = gpuir.analyze(gpuir.load_text(f32_mix), "v100-sxm-16gb").nodes
+    (node,) = gpuir.analyze(gpuir.load_text(f32_mix), "v100-sxm-16gb").graph.nodes
     assert node.cost is not None and node.cost.unseen == ("gpu", "dtype")
     four, eight = PACKED.replace("f16", "bf16"), PACKED.replace("f16", "bf16").replace("u4", "u8")
     for text, unseen in ((four, ()), (eight, ("dtype", "size"))):
-        (node,) = gpuir.analyze(gpuir.load_text(text), "h100").nodes
+        (node,) = gpuir.analyze(gpuir.load_text(text), "h100").graph.nodes
         assert node.cost is not None and node.cost.unseen == unseen
 
 
 @pytest.mark.parametrize("target", ["p100-pcie-16gb", "mi100", "b200", "t4"])
 def test_every_target_takes_them(target: str):
     for text in (MIX, MIX.replace("bf16", "f32"), PACKED, MIX.replace("[64", "[0")):
-        (node,) = gpuir.analyze(gpuir.load_text(text), target).nodes
+        (node,) = gpuir.analyze(gpuir.load_text(text), target).graph.nodes
         assert node.cost is not None and 0 < node.cost.time_s < 1
 
 
@@ -211,7 +211,9 @@ def test_uneven_rows_read_fewer_experts_and_fill_fewer_tiles():
     few, many = MIX.replace("[64", "[16"), MIX.replace("[64", "[2048")
     for text, is_slower in ((few, False), (many, True)):
         even, skewed = (
-            gpuir.analyze(gpuir.load_text(text.replace("%down)", f"%down, skew={x})")), "h100")
+            gpuir.analyze(
+                gpuir.load_text(text.replace("%down)", f"%down, skew={x})")), "h100"
+            ).graph
             for x in (0.0, 1.2)
         )
         times = [g.nodes[0].cost.time_s for g in (even, skewed)]  # pyright: ignore

@@ -107,7 +107,7 @@ def test_it_is_explained():
     """The same number in every way of asking, with a line that says what was measured."""
     layer = sized.gemm(256.0, 768.0, 768.0, f32)
     there = knowing((layer, 1.2), target=load_target("cpu"))
-    g = gpuir.analyze(ENCODER, "cpu", dims={"batch": 2, "seq": 128})
+    g = gpuir.analyze(ENCODER, "cpu", dims={"batch": 2, "seq": 128}).graph
     name = next(n for n in g.nodes if n.op.name == "k.gemm")
     from gpuir.cost.explain import terms
 

@@ -154,7 +154,7 @@ def bags(spread: str, rows: int = 10_000_000, lookups: int = 50) -> gpuir.Graph:
 def test_more_skew_is_never_slower(target: str):
     times: list[float] = []
     for spread in ("uniform", "zipf:0.4", "zipf:0.8", "zipf:1.05", "zipf:1.5", "zipf:3"):
-        (node,) = gpuir.analyze(bags(spread), target, profile="eager").nodes
+        (node,) = gpuir.analyze(bags(spread), target, profile="eager").graph.nodes
         assert node.cost is not None
         times.append(node.cost.time_s)
         assert ("indices" in node.cost.unseen) == (spread != "uniform")
@@ -167,10 +167,10 @@ def test_rows_that_the_l2_gives_up_come_from_dram_again():
     sector row from DRAM. Of one of 2.6 MB, all but the first of each."""
     (large,) = gpuir.analyze(
         bags("uniform", lookups=19_531), "a100-sxm-80gb", profile="eager"
-    ).nodes
+    ).graph.nodes
     (small,) = gpuir.analyze(
         bags("uniform", 10_000, 19_531), "a100-sxm-80gb", profile="eager"
-    ).nodes
+    ).graph.nodes
     read = 4096 * 19_531 * 256
     assert large.cost is not None and small.cost is not None
     assert large.cost.time_s > 0.95 * read / 2.04e12  # the L2 has a few of them

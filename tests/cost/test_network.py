@@ -23,7 +23,7 @@ graph @two {
 
 def costed(**how) -> gpuir.Graph:
     text = TEXT.replace("(all_reduce", '("all_reduce"').replace("(all_gather", '("all_gather"')
-    return gpuir.analyze(gpuir.parse(text), **how)
+    return gpuir.analyze(gpuir.parse(text), **how).graph
 
 
 def test_a_collective_costs_what_the_cluster_takes():
@@ -39,7 +39,7 @@ def test_a_collective_costs_what_the_cluster_takes():
         assert found[name].time_s == pytest.approx(time.time_s)
         assert sum(dict(found[name].terms).values()) == pytest.approx(time.time_s)
         assert found[name].interval == time.interval
-    assert {s.status: s.nodes for s in gpuir.summary(g).coverage} == {
+    assert {s.status: s.nodes for s in gpuir.analyze(g).coverage} == {
         "modelled": 3,
         "approximated": 0,
         "opaque": 0,
@@ -54,7 +54,7 @@ def test_rows_that_are_routed_cost_what_travels():
             '(all_gather, %y, "tp", [4], [1])', '("all_gather", %y, "tp", [4], [1], routed=65536)'
         )
     )
-    found = {n.results[0].name: n.cost for n in gpuir.analyze(g, cluster="dgx-a100").nodes}
+    found = {n.results[0].name: n.cost for n in gpuir.analyze(g, cluster="dgx-a100").graph.nodes}
     cluster = gpuir.load_cluster("dgx-a100")
     time = collective_time("all_to_all", 65536, f16, (4,), (1,), cluster)
     assert found["all"].time_s == pytest.approx(time.time_s)
@@ -95,7 +95,7 @@ def test_its_lines_lead_to_its_time():
 
 
 def test_without_a_cluster_it_is_not_modelled():
-    s = gpuir.summary(costed(target="a100"))
+    s = gpuir.analyze(costed(target="a100"))
     assert dict(next(x for x in s.coverage if x.status == "opaque").what) == {
         "all_reduce": 1,
         "all_gather": 1,

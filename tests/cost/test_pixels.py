@@ -22,7 +22,7 @@ MODES = {"bicubic": "cubic", "bilinear": "linear", "nearest": "nearest"}
 
 def costed(reads: str, gives: str, op: str, target="h200-sxm", profile="eager"):
     text = f'graph @g of pytorch under {profile} {{\n{reads}\n  %y: {gives} = {op} at "m:op"\n'
-    return gpuir.analyze(load_text(text + "  out %y\n}\n"), target=target, profile=profile)
+    return gpuir.analyze(load_text(text + "  out %y\n}\n"), target=target, profile=profile).graph
 
 
 def seconds(graph) -> float:
@@ -281,6 +281,6 @@ def test_the_gradient_of_images_read_at_points(mode, shape, points, us):
             return sample(self.image, grid, mode=mode, align_corners=False).sum()
 
     grid = torch.zeros(shape[0], *points, 2)
-    graph = gpuir.analyze(gpuir.load(Sampled(), args=(grid,), train=True), target="h200-sxm")
+    graph = gpuir.analyze(gpuir.load(Sampled(), args=(grid,), train=True), target="h200-sxm").graph
     (back,) = (n for n in graph.nodes if n.op.name == "k.opaque")
     assert back.cost.time_s * 1e6 == pytest.approx(us, rel=0.5)

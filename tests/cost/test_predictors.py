@@ -342,7 +342,7 @@ def test_a_tile_is_whole_along_what_it_leaves_out(tile: str, dtype: str, target:
             %y: f32[128, 512] = k.gemm(%a, %b) tile({text}) at "m:0"
             out %y
         }}""")
-        return gpuir.analyze(g).nodes[0].cost
+        return gpuir.analyze(g).graph.nodes[0].cost
 
     assert cost(tile) == cost(full)
 

@@ -21,7 +21,7 @@ GRAPH = """graph @g of pytorch {{
 
 
 def time_of(how: str, target: str, profile: str = "eager", dtype: str = "f16") -> float:
-    g = gpuir.analyze(load_text(GRAPH.format(d=dtype, how=how)), target, profile=profile)
+    g = gpuir.analyze(load_text(GRAPH.format(d=dtype, how=how)), target, profile=profile).graph
     (cost,) = [n.cost for n in g.nodes if isinstance(n.op, k.Attention) and n.cost]
     return cost.time_s
 
@@ -57,7 +57,7 @@ WIDE = GRAPH.replace("1024, 64]", "1024, {e}]")
 
 def wide(head: int, target: str) -> gpuir.Graph:
     text = WIDE.format(d="f16", e=head, how="")
-    return gpuir.analyze(load_text(text), target, profile="eager")
+    return gpuir.analyze(load_text(text), target, profile="eager").graph
 
 
 def is_efficient(g: gpuir.Graph, target: str) -> bool:
@@ -75,7 +75,7 @@ def test_neither_flash_attention_nor_cudnn_takes_heads_of_more_than_256_cells(ta
     ("target", "said"), [("t4", True), ("v100-sxm2-16gb", True), ("a100", False)]
 )
 def test_bf16_before_ampere_is_no_fused_kernel_and_that_is_said(target: str, said: bool):
-    g = gpuir.analyze(load_text(GRAPH.format(d="bf16", how="")), target, profile="eager")
-    assert said == any("no fused kernel" in text for text in gpuir.summary(g).device.assumed)
+    g = gpuir.analyze(load_text(GRAPH.format(d="bf16", how="")), target, profile="eager").graph
+    assert said == any("no fused kernel" in text for text in gpuir.analyze(g).device.assumed)
     (cost,) = [n.cost for n in g.nodes if isinstance(n.op, k.Attention) and n.cost]
     assert cost.interval and said == (cost.interval[1] > 4 * cost.time_s)

@@ -24,7 +24,7 @@ def info(name: str, shape: list[int]) -> Any:
 
 def read(model: Any) -> float:
     """Bytes that the model's one opaque kernel reads."""
-    graph = gpuir.analyze(model, target="a100")
+    graph = gpuir.analyze(model, target="a100").graph
     (op,) = (n.op for n in graph.nodes if isinstance(n.op, k.Opaque))
     return math.fsum(float(o.nbytes) for o in work_of(op).operands if o.staging != "written")
 

@@ -44,7 +44,7 @@ def test_one_result_of_several_is_asked_for():
 
 def test_ir_by_hand_is_not_blamed_on_code():
     text = 'graph @g {\n  in %x: f32[4]\n  %y: f32[4] = t.map("relu", [%x])\n  out %y\n}\n'
-    for read in (gpuir.load_text, lambda text: gpuir.analyze(gpuir.parse(text), "a100")):
+    for read in (gpuir.load_text, lambda text: gpuir.analyze(gpuir.parse(text), "a100").graph):
         with pytest.raises(gpuir.GpuirError) as error:
             read(text)
         assert "bug" not in str(error.value) and "change the text" in error.value.fix

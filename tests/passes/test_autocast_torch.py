@@ -208,7 +208,7 @@ def test_a_weight_is_cast_by_a_launch_of_its_own_each_call():
     """Of two layers with one weight: the weight once, each bias, each operand (cached_cast)."""
     linear = nn.Linear(64, 64)
     module = Does(lambda s, x: s.n(s.a(x)) + s.a(s.n(x)), a=linear, n=nn.LayerNorm(64))
-    kernels = gpuir.analyze(module.eval(), torch.randn(8, 64), target="a100", autocast="f16")
+    kernels = gpuir.analyze(module.eval(), torch.randn(8, 64), target="a100", autocast="f16").graph
     casts = [n.results[0].name for n in kernels.nodes if ".cast" in "".join(n.locs)]
     assert sorted(c.partition(".f")[0] for c in casts) == sorted(
         ["a.weight", "a.bias", "x", "layer_norm_1", "linear"]
@@ -217,7 +217,7 @@ def test_a_weight_is_cast_by_a_launch_of_its_own_each_call():
 
 def test_a_batch_norm_of_a_run_is_one_pass_over_its_operand():
     module, x = CASES["batch norm"]
-    graph = gpuir.analyze(module.eval(), x, target="a100", autocast="f16", profile="eager")
+    graph = gpuir.analyze(module.eval(), x, target="a100", autocast="f16", profile="eager").graph
     (norm,) = [n for n in graph.nodes if "batch_norm" in "".join(n.locs) and n.op.name == "k.map"]
     assert [v.type.dtype for v in norm.results] == [f16]
     assert {v.type.dtype for v in norm.op.operands if v.type.rank == 4} == {f16}

@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 from cost.kernels import attention, gemm, graph, mapped, softmax
 
-from gpuir.analysis import summary
+import gpuir
 from gpuir.cost.nest import Tiles
 from gpuir.cost.reading import work_of
 from gpuir.cost.roofline import roofline
@@ -174,10 +174,10 @@ def test_the_predictor_is_chosen_and_signs():
 def test_f32_products_are_assumed_to_leave_tf32():
     g = graph(gemm(256, 256, 256, f32))
     off = "f32 products without tensor cores (TF32 off)"
-    assert summary(costed(g)).tf32 == "none" and off in summary(costed(g)).assumed
-    assert "f32 products in TF32" in summary(costed(with_math(g, "products"))).assumed
-    assert off not in summary(costed(g, target="t4")).assumed  # has no TF32 to leave
-    assert off not in summary(costed(graph(gemm(256, 256, 256, f16)))).assumed
+    assert gpuir.analyze(costed(g)).tf32 == "none" and off in gpuir.analyze(costed(g)).assumed
+    assert "f32 products in TF32" in gpuir.analyze(costed(with_math(g, "products"))).assumed
+    assert off not in gpuir.analyze(costed(g, target="t4")).assumed  # has no TF32 to leave
+    assert off not in gpuir.analyze(costed(graph(gemm(256, 256, 256, f16)))).assumed
 
 
 def test_costs_are_those_of_the_tile():

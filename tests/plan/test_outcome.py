@@ -15,6 +15,6 @@ VIEW = 'graph @v { in %x: f32[2, 4] %y: f32[8] = t.reshape(%x, [8]) at "m:Reshap
 def test_a_run_that_takes_no_time_has_no_rate():
     target = gpuir.load_target("a100")
     with pytest.raises(ModelError, match="nothing runs under ideal"):
-        outcome(gpuir.analyze(parse(VIEW), "a100", profile="ideal"), target)
-    run = outcome(gpuir.analyze(parse(VIEW), "a100", profile="eager"), target, items=2)
+        outcome(gpuir.analyze(parse(VIEW), "a100", profile="ideal").graph, target)
+    run = outcome(gpuir.analyze(parse(VIEW), "a100", profile="eager").graph, target, items=2)
     assert run.item_s == run.latency_s / 2 > 0

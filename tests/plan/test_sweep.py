@@ -42,8 +42,8 @@ def found():
 def test_every_point_is_what_a_single_analysis_says(found):
     assert len(found.points) == 3 * 2 * 3
     for p in found.points:
-        g = gpuir.analyze(kernels(dict(p.dims), p.profile), p.target)
-        alone = gpuir.summary(g)
+        g = gpuir.analyze(kernels(dict(p.dims), p.profile), p.target).graph
+        alone = gpuir.analyze(g)
         assert p.latency_s == alone.latency_s
         assert p.device_s == pytest.approx(alone.timeline.device_s, rel=1e-12)
         assert p.interval == alone.timeline.interval
@@ -59,8 +59,8 @@ def test_tf32_is_as_a_single_analysis_has_it():
     for tf32 in (True, False):
         lowered = gpuir.lower(kernels({"batch": 2}, None), tf32=tf32)
         (p,) = sweep(lambda dims, profile, target, g=lowered: g, {"batch": [2]}, [target]).points
-        g = gpuir.analyze(kernels({"batch": 2}, None), "a100", tf32=tf32)
-        assert p.latency_s == gpuir.summary(g).latency_s
+        g = gpuir.analyze(kernels({"batch": 2}, None), "a100", tf32=tf32).graph
+        assert p.latency_s == gpuir.analyze(g).latency_s
 
 
 def test_money_is_time_at_the_price_of_an_hour(found):
@@ -140,7 +140,7 @@ def test_each_target_has_its_own_kernels():
     sxm, t4, pcie = asked.values()
     assert sxm == pcie and "split_sums{sms=40,threads=1024}" in t4
     for p, target in zip(found.points, targets, strict=True):
-        g = gpuir.analyze(gpuir.parse(SUM), target.name, profile="compiled")
+        g = gpuir.analyze(gpuir.parse(SUM), target.name, profile="compiled").graph
         assert p.device_s == pytest.approx(g.time_s)
 
 

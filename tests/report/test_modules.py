@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 import gpuir
+from gpuir.report.kernels import totals
 from gpuir.report.modules import modules
 from gpuir.report.names import module_of
-from gpuir.report.summary import totals
 
 
 @pytest.mark.parametrize(
@@ -36,8 +36,8 @@ TEXT = """graph @g {
 """
 
 
-def summary() -> gpuir.Summary:
-    return gpuir.summary(gpuir.analyze(gpuir.load_text(TEXT), "a100", profile="ideal"))
+def summary() -> gpuir.Answer:
+    return gpuir.analyze(gpuir.load_text(TEXT), "a100", profile="ideal")
 
 
 def test_layers_are_one_and_a_module_has_what_is_inside():

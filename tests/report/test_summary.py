@@ -12,7 +12,7 @@ WORDS = "in %x: i64[16, 8]"
 
 def batch_of(inputs: str, body: str, batch: int | None = None) -> int | None:
     graph = gpuir.load_text(f"graph @g {{\n  {inputs}\n  {body}\n}}\n")
-    return gpuir.summary(gpuir.analyze(graph, "a100", profile="ideal"), batch=batch).batch
+    return gpuir.analyze(graph, "a100", profile="ideal", batch=batch).batch
 
 
 @pytest.mark.parametrize(

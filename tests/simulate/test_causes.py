@@ -18,11 +18,11 @@ ENCODER = "examples/encoder.onnx"
 
 def costed(batch: int = 1, profile: str = "eager", target: str = "a100", **options):
     dims = {"batch": batch, "seq": 128}
-    return gpuir.analyze(ENCODER, target, dims=dims, profile=profile, **options)
+    return gpuir.analyze(ENCODER, target, dims=dims, profile=profile, **options).graph
 
 
 def gains(g) -> dict[str, float]:
-    return {x.cause: x.gain_s for x in gpuir.summary(g).gains}
+    return {x.cause: x.gain_s for x in gpuir.analyze(g).gains}
 
 
 PROFILES = ["eager", "compiled", "cudagraph", "ort", "tensorrt", "ideal"]
@@ -32,7 +32,7 @@ PROFILES = ["eager", "compiled", "cudagraph", "ort", "tensorrt", "ideal"]
 @pytest.mark.parametrize("batch", [1, 16])
 def test_every_cause_is_there_and_the_most_comes_first(profile: str, batch: int):
     g = costed(batch, profile)
-    found = gpuir.summary(g).gains
+    found = gpuir.analyze(g).gains
     assert {x.cause for x in found} == {*CAUSES}
     assert [x.gain_s for x in found] == sorted((x.gain_s for x in found), reverse=True)
     assert all(0 <= x.gain_s <= g.latency_s for x in found)
@@ -84,7 +84,7 @@ def test_on_the_device_alone_gains_are_sums_over_kernels():
 
 def test_copies_gain_what_they_take():
     g = costed(16, "ort")
-    s = gpuir.summary(g)
+    s = gpuir.analyze(g)
     assert gains(g)["copies"] >= s.timeline.copies_s > 0
     alone = timeline(g, replace(s.profile, copies=None)).time_s
     assert gains(g)["copies"] == pytest.approx(g.latency_s - alone)
@@ -105,7 +105,7 @@ LOOP = """graph @looped {
 
 def test_a_loop_gains_what_its_trips_do():
     """The kernels of a loop's body count as often as they run."""
-    looped = gpuir.analyze(gpuir.parse(LOOP), "a100", profile="ideal")
+    looped = gpuir.analyze(gpuir.parse(LOOP), "a100", profile="ideal").graph
     launch_s = gpuir.load_target("a100").launch_s
     assert gains(looped)["launches"] == pytest.approx(50 * launch_s)
 

@@ -35,7 +35,7 @@ def assert_as_alone(graph, names):
     assert all((table.parts[name] == again.parts[name]).all() for name in table.parts)
     for target, found in zip(targets, answers(program, targets, table, refuse), strict=True):
         try:
-            alone = gpuir.summary(gpuir.analyze(graph, target.name))
+            alone = gpuir.analyze(graph, target.name)
         except GpuirError as error:
             assert error.what in found.why
             continue

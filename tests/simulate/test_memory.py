@@ -250,7 +250,7 @@ def test_workspace_of_cublas_is_that_of_the_generation():
     ):
         m = memory(replace(g, profile=profile), load_target(target))
         assert m.parts["workspace"] == pool and m.total[0] == 512
-        said = gpuir.summary(gpuir.analyze(g, target, profile=profile)).assumed
+        said = gpuir.analyze(g, target, profile=profile).assumed
         uncounted = any("is not counted" in text for text in said)
         assert uncounted == (profile == "ort")
 

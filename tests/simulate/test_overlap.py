@@ -66,7 +66,7 @@ def test_gradients_are_summed_beside_the_backward_pass():
     """Of a training step cut by data, most of what is sent is hidden."""
     g = gpuir.load("tests/encoder.onnx", dims={"batch": 64, "seq": 128}, train=True)
     g = gpuir.pipeline("shard{ranks=8,by=data}").run(g)
-    run = gpuir.summary(gpuir.analyze(g, cluster="dgx-a100")).timeline
+    run = gpuir.analyze(g, cluster="dgx-a100").timeline
     (dp,) = run.traffic
     assert dp.group == "dp" and dp.count == sum(x.group == "dp" for x in run.launches)
     assert 0 < dp.exposed_s < dp.time_s < run.time_s

@@ -35,7 +35,7 @@ US = 1e-6
 
 def encoder(target: str = "a100", batch: int = 1, seq: int = 8) -> Graph:
     model = gpuir.load("examples/encoder.onnx", dims={"batch": batch, "seq": seq})
-    return gpuir.analyze(gpuir.lower(model, profile="ideal"), target)
+    return gpuir.analyze(gpuir.lower(model, profile="ideal"), target).graph
 
 
 HOST = Host(
@@ -302,7 +302,7 @@ def test_branches_are_found_in_the_graph():
     """The three projections of an attention layer read one value, and what follows waits: under a
     stack that does not make them one product."""
     model = gpuir.load("examples/encoder.onnx", dims={"batch": 1, "seq": 16})
-    g = gpuir.analyze(model, "a100", profile="tensorrt")
+    g = gpuir.analyze(model, "a100", profile="tensorrt").graph
     found = [x for x in dependent(g) if not x.empty]
     assert len(found) == sum(not x.empty for x in steps(g) if isinstance(x, Launch))
     assert all(j < i for i, x in enumerate(found) for j in x.after)
@@ -466,7 +466,7 @@ def test_gradients_are_handed_over_by_autograds_thread(autodiff: str):
     def launched(accumulate: bool) -> list[Launch]:
         how: Any = {"train": True, "autodiff": autodiff, "accumulate": accumulate}
         g = gpuir.load(module, args=(torch.randn(4, 8),), **how)
-        costed = gpuir.analyze(g, "v100", profile="eager")
+        costed = gpuir.analyze(g, "v100", profile="eager").graph
         return [x for x in steps(costed) if isinstance(x, Launch)]
 
     fresh, added = launched(False), launched(True)
@@ -485,14 +485,16 @@ def test_indices_of_what_is_not_zero_are_waited_for():
             return torch.nonzero(x.relu()).sum()
 
     g = gpuir.load(Chosen(), args=(torch.randn(64, 64),), dims={"u0": 99}, warn=lambda _: None)
-    found = [x for x in steps(gpuir.analyze(g, "a100", profile="eager")) if isinstance(x, Launch)]
+    found = [
+        x for x in steps(gpuir.analyze(g, "a100", profile="eager").graph) if isinstance(x, Launch)
+    ]
     assert [x.op.rpartition("/")[2] for x in found if x.waits] == ["Chosen:nonzero"]
 
 
 def test_what_stays_on_the_device_is_not_copied():
     encoder = str(Path(__file__).parent.parent.parent / "examples/encoder.onnx")
     g = gpuir.load(encoder, dims={"batch": 1, "seq": 8}, train=True, optimizer="adamw")
-    costed = gpuir.analyze(g, "t4", profile="ort")
+    costed = gpuir.analyze(g, "t4", profile="ort").graph
     into, back = copies(costed, load_profile("ort"), load_target("t4"))
     assert [c.name for c in into] == ["input_ids", "attention_mask"]
     assert [c.name for c in back] == ["last_hidden_state"], "gradients and weights stay"
@@ -503,7 +505,7 @@ def test_an_ops_own_views_are_part_of_it():
     torch = pytest.importorskip("torch")
     module = torch.nn.LSTM(8, 8)
     g = gpuir.load(module, args=(torch.randn(9, 4, 8),), warn=lambda _: None)
-    costed = gpuir.analyze(g, "a100", profile="eager")
+    costed = gpuir.analyze(g, "a100", profile="eager").graph
     loop = next(x for x in steps(costed) if isinstance(x, Repeat))
     assert loop.inner and loop.trips == 9
     assert not any(x.empty for x in loop.body if isinstance(x, Launch))

@@ -79,7 +79,7 @@ def test_each_expert_with_rows_is_launches_of_its_own():
 
 
 def test_the_host_waits_for_how_many_rows_each_gets():
-    costed = gpuir.analyze(mixture((2, 2, 2)), "a100", profile="eager")
+    costed = gpuir.analyze(mixture((2, 2, 2)), "a100", profile="eager").graph
     launches = timeline(costed, load_profile("eager")).launches
     assert sum(x.waits for x in launches) == 3
 

@@ -73,7 +73,7 @@ def slower_than(g: Graph, target: str) -> dict[str, float]:
     """How many times longer the kernels of `ideal` take than those of profiles that are quicker."""
     device = gpuir.load_target(target)
     times = {
-        name: gpuir.summary(gpuir.analyze(g, target, profile=name)).device_s
+        name: gpuir.analyze(g, target, profile=name).device_s
         for name in ("ideal", *OTHERS)
         if runs_on(gpuir.load_profile(name), device)
     }

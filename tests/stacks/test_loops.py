@@ -123,7 +123,7 @@ def test_what_random_numbers_are_drawn_beside_names_the_kernel():
       out %y
     }
     """)  # noqa: E501
-    (kernel,) = gpuir.analyze(g, "l4", profile="compiled").nodes
+    (kernel,) = gpuir.analyze(g, "l4", profile="compiled").graph.nodes
     assert kernel.op.name == "k.gather" and kernel.cost
     assert dict(kernel.cost.facts)["operand_bytes"] < 1e6
     (drawn,) = gpuir.analyze(
@@ -133,5 +133,5 @@ def test_what_random_numbers_are_drawn_beside_names_the_kernel():
         }"""),  # noqa: E501
         "l4",
         profile="compiled",
-    ).nodes
+    ).graph.nodes
     assert drawn.op.name == "k.routine"

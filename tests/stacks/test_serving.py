@@ -17,7 +17,7 @@ import gpuir
 from gpuir.fit.score import kernel_s
 from gpuir.ir.graph import Graph
 from gpuir.ops import kernel as k
-from gpuir.report.summary import Summary
+from gpuir.report.answer import Answer
 from gpuir.stacks.allocators import GIB, MIB, UNLIMITED, caching, find_allocator
 from gpuir.stacks.serving.engines import ENGINES
 from gpuir.targets.load import load_target
@@ -43,8 +43,8 @@ def step(config: dict[str, Any], phase: str, batch: int = 4, tokens: int = 64) -
     return loaded(json.dumps({**config, "dtype": "bfloat16"}), phase, batch, tokens)
 
 
-def report(g: Graph, profile: str, target: str = "h100-sxm") -> Summary:
-    return gpuir.summary(gpuir.analyze(g, target, profile=profile))
+def report(g: Graph, profile: str, target: str = "h100-sxm") -> Answer:
+    return gpuir.analyze(g, target, profile=profile)
 
 
 def kinds(g: Graph, profile: str) -> list[str]:

@@ -181,4 +181,4 @@ def test_the_bias_of_a_quantised_convolution_is_computed_when_the_engine_is_buil
 
 
 def analyzed(model: ModelProto) -> Sequence[Kernel]:
-    return gpuir.summary(gpuir.analyze(model, target="a100", profile="tensorrt")).kernels
+    return gpuir.analyze(model, target="a100", profile="tensorrt").kernels

@@ -83,7 +83,7 @@ def test_nodes_say_what_they_were(quantized: str):
 
 
 def test_a_node_without_a_kernel_runs_on_the_cpu(quantized: str):
-    s = gpuir.summary(gpuir.analyze(quantized, "a100", dims={"batch": 64}))
+    s = gpuir.analyze(quantized, "a100", dims={"batch": 64})
     hosted = {loc for x in s.kernels if x.cost.on_host for loc in x.locs}
     assert hosted == {f"q.onnx:{name}{i}" for name in ("dq", "mm") for i in (0, 1)}
     assert any("no kernel for DynamicQuantizeLinear of f32 (2 nodes)" in t for t in s.assumed)
@@ -100,7 +100,7 @@ def test_a_node_without_a_kernel_runs_on_the_cpu(quantized: str):
     assert products[0].term("compute") == pytest.approx(
         2 * 64 * 256**2 / fallback.flops_per_s, rel=0.01
     )
-    device = gpuir.summary(gpuir.analyze(quantized, "a100", dims={"batch": 64}, profile="ideal"))
+    device = gpuir.analyze(quantized, "a100", dims={"batch": 64}, profile="ideal")
     assert s.latency_s > 3 * device.latency_s
 
 
@@ -111,8 +111,8 @@ def test_of_what_the_cpu_runs_nothing_was_measured(quantized: str):
 
 
 def test_the_host_waits_for_what_it_runs_itself(quantized: str):
-    g = gpuir.analyze(quantized, "a100", dims={"batch": 64})
-    launches = gpuir.summary(g).timeline.launches
+    g = gpuir.analyze(quantized, "a100", dims={"batch": 64}).graph
+    launches = gpuir.analyze(g).timeline.launches
     assert [x.waits for x in launches] == [n.cost.on_host for n in g.nodes if n.cost.time_s]
 
 
@@ -120,14 +120,14 @@ def test_text_keeps_what_runs_on_the_cpu(quantized: str, tmp_path: Path):
     file = tmp_path / "x.gir"
     args = ("opt", quantized, "--dims", "batch=64", "--pipeline", load_profile("ort").passes)
     assert CliRunner().invoke(main, (*args, "-o", str(file))).exit_code == 0
-    again = gpuir.summary(gpuir.analyze(str(file), "a100"))
-    once = gpuir.summary(gpuir.analyze(quantized, "a100", dims={"batch": 64}))
+    again = gpuir.analyze(str(file), "a100")
+    once = gpuir.analyze(quantized, "a100", dims={"batch": 64})
     assert again.latency_s == once.latency_s
 
 
 def test_tensorrt_refuses_what_its_parser_does_not_know(quantized: str):
     with pytest.raises(ModelError, match="does not support DynamicQuantizeLinear of f32") as caught:
-        gpuir.analyze(quantized, "a100", dims={"batch": 8}, profile="tensorrt")
+        gpuir.analyze(quantized, "a100", dims={"batch": 8}, profile="tensorrt").graph
     assert "q.onnx:dq0" in str(caught.value) and "--profile ort" in str(caught.value)
 
 
@@ -153,21 +153,19 @@ def test_which_devices_a_stack_runs_on(profile: str, target: str, runs: bool):
     if error is not None:
         assert profile in profile_names() and "it needs NVIDIA sm_7" in reason(error)
         with pytest.raises(UsageError, match="does not run on this GPU"):
-            gpuir.analyze(g, target)
+            gpuir.analyze(g, target).graph
 
 
 def test_bf16_before_ampere():
     g = load_text(PLAIN.replace("f32", "bf16"))
     for profile in ("compiled", "tensorrt"):
         with pytest.raises(UsageError, match="does not run bf16"):
-            gpuir.analyze(g, "t4", profile=profile)
-        gpuir.analyze(g, "a100", profile=profile)
+            gpuir.analyze(g, "t4", profile=profile).graph
+        gpuir.analyze(g, "a100", profile=profile).graph
     said = "bf16: sm_75 has no units for this type"
-    eager = gpuir.summary(gpuir.analyze(g, "t4", profile="eager")).assumed
+    eager = gpuir.analyze(g, "t4", profile="eager").assumed
     assert any(text.startswith(said) for text in eager)
-    assert not any(
-        said in t for t in gpuir.summary(gpuir.analyze(g, "a100", profile="eager")).assumed
-    )
+    assert not any(said in t for t in gpuir.analyze(g, "a100", profile="eager").assumed)
 
 
 def test_comparisons_leave_out_what_does_not_run():

@@ -30,7 +30,7 @@ def launches(kernels: Graph) -> float:
 
 
 def run_s(kernels: Graph) -> float:
-    return gpuir.summary(gpuir.analyze(kernels, "a100")).latency_s
+    return gpuir.analyze(kernels, "a100").latency_s
 
 
 def texts(found: Groupings) -> list[str]:

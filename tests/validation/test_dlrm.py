@@ -27,7 +27,7 @@ SMALL = recommenders.Recommender((4, 8, 8), (16, 1), 2, 8, 3, 100)
 
 @pytest.fixture(scope="module")
 def step() -> gpuir.Graph:
-    return gpuir.analyze(recommenders.step(SMALL, 5), "v100-sxm-16gb", profile="eager")
+    return gpuir.analyze(recommenders.step(SMALL, 5), "v100-sxm-16gb", profile="eager").graph
 
 
 def test_lines_are_cases_or_say_why_not(tmp_path: Path):
@@ -179,7 +179,7 @@ def test_convolutional_nets_are_timed_in_three_spans():
 
     args = torch.zeros(2, 3, 8, 8), torch.zeros(2, dtype=torch.long)
     g = gpuir.load(Net(), args=args, train=True, accumulate=True, optimizer="sgd")
-    costed = gpuir.analyze(g, "v100-sxm-16gb", profile="eager")
+    costed = gpuir.analyze(g, "v100-sxm-16gb", profile="eager").graph
     forward, backward, optimizer = convnets.spans(costed)
     assert sum(len(s.nodes) for s in (forward, backward, optimizer)) == len(costed.nodes)
     assert all(phase_of(n) is None and not is_loss(n) for n in forward.nodes)

@@ -101,7 +101,7 @@ def step(tmp_path_factory: pytest.TempPathFactory) -> gpuir.Graph:
     (folder / "config.json").write_text(json.dumps(BERT))
     options = models.load_options(Program("bert", "train", 16, 4, masked=True), BERT)
     g = gpuir.load(f"hf:{folder}", **options)
-    return gpuir.analyze(g, "v100-pcie-32gb", profile="eager", tf32=False)
+    return gpuir.analyze(g, "v100-pcie-32gb", profile="eager", tf32=False).graph
 
 
 def test_eager_training_launches_what_pytorch_does(step: gpuir.Graph):

@@ -289,7 +289,7 @@ def test_other_kernels_take_other_times(tmp_path: Path):
 
     def seconds(kernels: Kernels) -> dict[str, list[float]]:
         found: dict[str, list[float]] = {}
-        for n in gpuir.analyze(g, "h100-sxm", predictor=kernels).nodes:
+        for n in gpuir.analyze(g, "h100-sxm", predictor=kernels).graph.nodes:
             kind = type(n.op).__name__
             if isinstance(n.op, k.Gemm) and not kept.isdisjoint(n.op.space().dims.values()):
                 kind = "kept"

@@ -94,8 +94,8 @@ def _predicted(
     try:
         for graph, runs in parts:
             kernels = gpuir.lower(graph, profile=profile, tf32=tf32, target=target)
-            s = gpuir.summary(gpuir.analyze(kernels, target))
-            roofline = gpuir.summary(gpuir.analyze(kernels, target, predictor="roofline"))
+            s = gpuir.analyze(kernels, target)
+            roofline = gpuir.analyze(kernels, target, predictor="roofline")
             low, high = s.interval or (math.nan, math.nan)
             total += runs * np.array([s.latency_s, low, high, s.device_s, roofline.latency_s])
             launches += runs * s.launches

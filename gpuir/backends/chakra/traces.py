@@ -33,7 +33,8 @@ from gpuir.ir.errors import UsageError
 from gpuir.ir.graph import Graph
 from gpuir.ops import kernel as k
 from gpuir.ops import tensor as t
-from gpuir.report.summary import Kernel, Summary, kernels_of
+from gpuir.report.answer import Answer
+from gpuir.report.kernels import Kernel, kernels_of
 from gpuir.report.units import quantity
 from gpuir.simulate.microbatches import Pipelined
 from gpuir.simulate.step import Run, Step
@@ -45,7 +46,7 @@ LEFT_OUT = "the host, where a long loop is unrolled: times are those of the kern
 Axes = tuple[tuple[int, ...], tuple[int, ...]]  # sizes and strides of a group of ranks
 
 
-def chakra(summaries: Sequence[Summary], _: Layout) -> Folder:
+def chakra(summaries: Sequence[Answer], _: Layout) -> Folder:
     """What `traces` gives of one run."""
     s = only(summaries, "chakra")
     return traces([Program.of([_Ran(s.device.name, s.graph, s.timeline, s.kernels)])])

@@ -8,11 +8,12 @@ from math import isfinite
 from typing import Any
 
 from gpuir.backends.terminal import bounds, moment_name, run_names, tile_text
+from gpuir.report.answer import Answer
 from gpuir.report.equal import Alike, alike, layer
+from gpuir.report.kernels import totals
 from gpuir.report.modules import modules
 from gpuir.report.names import node_name
 from gpuir.report.roofline import ceilings, memories, points
-from gpuir.report.summary import Summary, totals
 from gpuir.simulate.memory import MEMORY_KINDS
 
 MOMENTS = 600  # of memory that a chart shows; of those in between, the fullest
@@ -30,7 +31,7 @@ class Words:
         return self.numbers.setdefault(text, len(self.numbers))
 
 
-def data(summaries: Sequence[Summary]) -> dict[str, Any]:
+def data(summaries: Sequence[Answer]) -> dict[str, Any]:
     """All runs. Texts that repeat are numbers, which count into `words`."""
     words = Words()
     names = run_names(summaries)
@@ -38,7 +39,7 @@ def data(summaries: Sequence[Summary]) -> dict[str, Any]:
     return {"runs": runs, "words": list(words.numbers)}
 
 
-def _run(name: str, s: Summary, words: Words) -> dict[str, Any]:
+def _run(name: str, s: Answer, words: Words) -> dict[str, Any]:
     groups = alike(s)
     kernels = [(i, x) for i, group in enumerate(groups) for x in group.kernels]
     numbers = {x.path: n for n, (_, x) in enumerate(kernels)}
@@ -64,7 +65,7 @@ def _run(name: str, s: Summary, words: Words) -> dict[str, Any]:
     }
 
 
-def _group(x: Alike, s: Summary, words: Words) -> dict[str, Any]:
+def _group(x: Alike, s: Answer, words: Words) -> dict[str, Any]:
     """Equal kernels: what one run of one does, and the lines that lead to its time."""
     one, cost = x.one, x.one.cost
     point = next(iter(points([x])), None)
@@ -120,7 +121,7 @@ class Part:
     group: int = -1  # the kernels it is, if it is some
 
 
-def _trees(s: Summary, groups: Sequence[Alike]) -> dict[str, list[Any]]:
+def _trees(s: Answer, groups: Sequence[Alike]) -> dict[str, list[Any]]:
     whole = Part(-1, s.model, sum(x.time_s for x in groups))
     trees = {"kind": _kinds(whole, groups), "module": _modules(whole, s)}
     if len(phases := s.phases) > 1:
@@ -164,7 +165,7 @@ def _kinds(whole: Part, groups: Sequence[Alike]) -> list[Part]:
     return parts
 
 
-def _modules(whole: Part, s: Summary) -> list[Part]:
+def _modules(whole: Part, s: Answer) -> list[Part]:
     """Modules that differ in numbers alone are one."""
     parts, above = [whole], [0]
     for m in modules(s.running):
@@ -180,7 +181,7 @@ def _modules(whole: Part, s: Summary) -> list[Part]:
 # ---------------------------------------------------------------------------- from moment to moment
 
 
-def _lanes(s: Summary, numbers: dict[tuple[str, ...], int], words: Words) -> list[Any]:
+def _lanes(s: Answer, numbers: dict[tuple[str, ...], int], words: Words) -> list[Any]:
     """Spans by lane in order of time: starts and lengths in whole nanoseconds, and for each the
     kernel, or -1 minus the word that says what it is."""
     run = s.timeline
@@ -195,7 +196,7 @@ def _lanes(s: Summary, numbers: dict[tuple[str, ...], int], words: Words) -> lis
     return [[lane, *map(list, zip(*sorted(spans), strict=True))] for lane, spans in lanes.items()]
 
 
-def _memory(s: Summary, words: Words) -> dict[str, Any]:
+def _memory(s: Answer, words: Words) -> dict[str, Any]:
     """Bytes by kind while each node runs; of long runs, the fullest moment of a few at a time."""
     m = s.memory
     step = -(-len(m.moments) // MOMENTS)

@@ -25,7 +25,7 @@ from gpuir.backends.terminal import (
     run_names,
 )
 from gpuir.ir.errors import UsageError
-from gpuir.report.summary import Summary
+from gpuir.report.answer import Answer
 from gpuir.report.units import percent, plain, quantity, rate
 
 HERE = Path(__file__).parent
@@ -36,7 +36,7 @@ LIBRARIES = {  # of the browser: where the package from PyPI holds it
 UNSAFE = str.maketrans({c: f"\\u{ord(c):04x}" for c in "<>&'\u2028\u2029"})
 
 
-def html(summaries: Sequence[Summary], _: Layout) -> str:
+def html(summaries: Sequence[Answer], _: Layout) -> str:
     """The page: the same text for the same runs. It opens from disk, and asks for nothing."""
     libraries = {name: _library(*place) for name, place in LIBRARIES.items()}
     jinja = _installed("jinja2")
@@ -93,7 +93,7 @@ def _script_safe(value: Any) -> str:
     return json.dumps(value, allow_nan=False, separators=(",", ":")).translate(UNSAFE)
 
 
-def _run(name: str, s: Summary) -> dict[str, Any]:
+def _run(name: str, s: Answer) -> dict[str, Any]:
     return {
         "name": name,
         "device": s.device.title or s.device.name,
@@ -116,7 +116,7 @@ def _run(name: str, s: Summary) -> dict[str, Any]:
     }
 
 
-def _tiles(s: Summary) -> list[tuple[str, str, str]]:
+def _tiles(s: Answer) -> list[tuple[str, str, str]]:
     """What a reader came for: label, figure, remark."""
     low, high = s.interval or (None, None)
     ends = f"{quantity(low, 's')} to {quantity(high, 's')} in 80 %" if low and high else ""
@@ -125,14 +125,14 @@ def _tiles(s: Summary) -> list[tuple[str, str, str]]:
     return [
         ("Latency", quantity(s.latency_s, "s", 4), ends),
         _rate(s),
-        ("Waiting for the host", waits, f"of the time; profile {s.profile.name}"),
+        ("Waiting for the host", waits, f"of the time; profile {s.profile}"),
         ("Kernels' time", quantity(s.device_s, "s"), f"{s.launches:,} launches"),
         ("Bound by", slowest[0] if slowest[1] else "-", percent(slowest[1], s.device_s)),
         ("Memory at the peak", quantity(s.memory.peak_bytes, "bytes"), _fits(s)),
     ]
 
 
-def _rate(s: Summary) -> tuple[str, str, str]:
+def _rate(s: Answer) -> tuple[str, str, str]:
     """Of items where the batch is known, else of runs."""
     if not s.latency_s:
         return "Runs a second", "nothing runs", ""
@@ -143,7 +143,7 @@ def _rate(s: Summary) -> tuple[str, str, str]:
     return "Items a second", rate(s.batch / s.latency_s), remark
 
 
-def _fits(s: Summary) -> str:
+def _fits(s: Answer) -> str:
     spare = s.memory.spare_bytes
     if spare is None:
         return ""
@@ -159,7 +159,7 @@ def _number(value: str | float | bool | tuple[str, ...], unit: str) -> str:
     return quantity(value, unit, 4) if unit else plain(value)
 
 
-def _descriptions(s: Summary) -> dict[str, str]:
+def _descriptions(s: Answer) -> dict[str, str]:
     """What each chart shows, in words, for those who do not see it."""
     kinds = ", ".join(f"{t.kind} {percent(t.time_s, s.device_s)}" for t in s.totals[:6])
     held = sorted(s.memory.parts.items(), key=lambda part: -part[1])

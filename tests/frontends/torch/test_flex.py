@@ -129,13 +129,13 @@ def test_flops_are_those_of_the_blocks_visited(case: str, scored: bool):
     mask = made(*CASES[case])
     s, d = mask.seq_lengths
     model = Attend(mask, scored).eval()
-    graph = gpuir.analyze(model, queries(s, d), target="a100")
+    graph = gpuir.analyze(model, queries(s, d), target="a100").graph
     (node,) = (n for n in graph.nodes if isinstance(n.op, k.Attention))
     rows, keys = (min(n, m) for n, m in zip(mask.BLOCK_SIZE, (s, d), strict=True))
     cells = visits(mask, 2, 4) * rows * keys
     assert node.op.flops() == cells * (4 * HEAD + 5)  # two products, and the softmax
     # for the block lists of the backward pass as well
-    step = gpuir.analyze(model, queries(s, d), target="a100", train=True)
+    step = gpuir.analyze(model, queries(s, d), target="a100", train=True).graph
     (back,) = (n for n in step.nodes if isinstance(n.op, k.AttentionGradient))
     assert back.op.flops() == 5 * node.op.flops() // 2
 
@@ -149,7 +149,7 @@ def test_two_documents():
             return flex_attention(q, k, v, block_mask=mask)
 
     for profile in ("eager", "compiled"):
-        graph = gpuir.analyze(Documents().eval(), (q, q, q), target="a100", profile=profile)
+        graph = gpuir.analyze(Documents().eval(), (q, q, q), target="a100", profile=profile).graph
         (op,) = (n.op for n in graph.nodes if isinstance(n.op, k.Attention))
         assert op.direct().computed * 4 * 64 == 32 * 128 * 128 * 4 * 64 * 4 == 536_870_912
         said = " ".join(graph.assumed)
@@ -217,10 +217,10 @@ def test_documents_that_are_an_input():
 
 def test_keys_that_no_query_sees_are_not_read():
     far = made(lambda b, h, i, j: j >= 7 * 1024, s=1, d=8192)
-    graph = gpuir.analyze(Attend(far, False).eval(), queries(1, 8192), target="a100")
+    graph = gpuir.analyze(Attend(far, False).eval(), queries(1, 8192), target="a100").graph
     (node,) = (n for n in graph.nodes if isinstance(n.op, k.Attention))
     every = Attend(None, False).eval()
-    whole = gpuir.analyze(every, queries(1, 8192), target="a100")
+    whole = gpuir.analyze(every, queries(1, 8192), target="a100").graph
     (other,) = (n for n in whole.nodes if isinstance(n.op, k.Attention))
     assert node.op.visited == (2 * 4 * 8, 8, 2 * 2 * 8)
     assert node.cost is not None and other.cost is not None
@@ -241,12 +241,12 @@ def test_time_follows_the_blocks():
     for many in (1, 2, 4, 8, 16):
         mask = made(lambda b, h, i, j, n=many: j // 256 < n, s=4096)
         args = queries(4096, 4096)
-        graph = gpuir.analyze(Attend(mask, False).half().eval(), halves(args), target="a100")
+        graph = gpuir.analyze(Attend(mask, False).half().eval(), halves(args), target="a100").graph
         (node,) = (n for n in graph.nodes if isinstance(n.op, k.Attention))
         assert node.cost is not None
         times.append(node.cost.time_s)
     assert times == sorted(times) and times[-1] > 6 * times[0]
-    graph = gpuir.analyze(Attend(None, False).half().eval(), halves(args), target="a100")
+    graph = gpuir.analyze(Attend(None, False).half().eval(), halves(args), target="a100").graph
     (node,) = (n for n in graph.nodes if isinstance(n.op, k.Attention))
     assert node.cost is not None and times[-1] == pytest.approx(node.cost.time_s, rel=0.01)
 
@@ -262,7 +262,7 @@ def test_the_longest_row_of_blocks_sets_the_end():
     found: list[tuple[int, float]] = []
     for mask in (unequal, equal):
         args = halves(queries(4096, 4096, 1, 2, 2))
-        graph = gpuir.analyze(Attend(mask, False).half().eval(), args, target="h100-sxm")
+        graph = gpuir.analyze(Attend(mask, False).half().eval(), args, target="h100-sxm").graph
         (node,) = (n for n in graph.nodes if isinstance(n.op, k.Attention))
         assert node.cost is not None
         found.append((node.op.visited[0], node.cost.time_s))

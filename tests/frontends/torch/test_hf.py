@@ -153,8 +153,8 @@ def test_decode_writes_into_caches_in_place(tmp_path: Path):
     assert {v.type.shape for v in caches} == {(3, 2, 128, 8)}
     assert g.over == (None, *caches)
     assert [str(v.type) for v in g.outputs[:1]] == ["bf16[3, 1, 101]"]
-    costed = gpuir.analyze(g, "a100")
-    summary = gpuir.summary(costed)
+    costed = gpuir.analyze(g, "a100").graph
+    summary = gpuir.analyze(costed)
     assert summary.memory.parts["cache"] == 4 * 3 * 2 * 128 * 8 * 2
     writes = [k for k in summary.kernels if k.node.op.name == "k.scatter"]
     new = 3 * 2 * 8 * 2  # bytes of one layer's new keys
@@ -179,13 +179,13 @@ def test_a_cache_of_8_bits_is_half_as_many_bytes(phase: str, new: int, tmp_path:
     assert (attention.causal, attention.offset) == (plain.causal, plain.offset)
 
     def bytes_of(graph: gpuir.Graph) -> tuple[int, float]:
-        costed = gpuir.analyze(graph, "h100-sxm")
+        costed = gpuir.analyze(graph, "h100-sxm").graph
         kernel = next(n for n in costed.nodes if n.op.name == "k.attention")
         assert kernel.cost is not None
         kept = {v for v in costed.inputs if costed.role_of(v) == "cache"} | {*costed.outputs[1:]}
         readers = {n.op.name for n in costed.nodes if kept & {*n.op.operands}}
         assert readers == {"k.scatter", "k.attention"}
-        return gpuir.summary(costed).memory.parts["cache"], dict(kernel.cost.facts)["operand_bytes"]
+        return gpuir.analyze(costed).memory.parts["cache"], dict(kernel.cost.facts)["operand_bytes"]
 
     keys = 2 * 2 * 128 * 8  # of a layer, and values
     cells = 2 * 8 * new * 8  # of the queries and the result
@@ -517,7 +517,7 @@ def test_decoding_behind_an_encoder(
     assert shapes == {"decoder_input_ids": (4, 1)} | own | cross
     assert {v.name for v in g.inputs if g.role_of(v) == "cache"} == {*own, *cross}
     assert {v.name for v in g.over if v is not None} == {*own}
-    summary = gpuir.summary(gpuir.analyze(g, "a100"))
+    summary = gpuir.analyze(g, "a100")
     assert summary.memory.parts["cache"] == 4 * 4 * 4 * (32 + read) * 8 * 4
     writes = [k for k in summary.kernels if k.node.op.name == "k.scatter"]
     assert len(writes) == 4

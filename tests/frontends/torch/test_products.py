@@ -33,7 +33,7 @@ def wide(*shape: int) -> torch.Tensor:
 
 def kernels(graph: gpuir.Graph) -> list[Any]:
     """What `analyze` launches under eager PyTorch."""
-    costed = gpuir.analyze(graph, target="h100-sxm", profile="eager")
+    costed = gpuir.analyze(graph, target="h100-sxm", profile="eager").graph
     return [n.op for n in costed.nodes if n.op.name != "k.view"]
 
 
@@ -44,7 +44,7 @@ def test_integers_sum_in_32_bits():
     (gemm,) = kernels(loaded(torch._int_mm, big, big))
     assert gemm.name == "k.gemm" and gemm.flops() == 2 * 4096**3
     peak = gpuir.load_target("h100-sxm").peak("tensor", gemm.a.type.dtype)
-    summary = gpuir.summary(gpuir.analyze(loaded(torch._int_mm, big, big), target="h100-sxm"))
+    summary = gpuir.analyze(loaded(torch._int_mm, big, big), target="h100-sxm")
     assert summary.latency_s > 2 * 4096**3 / peak
 
 

@@ -141,7 +141,9 @@ def test_products_read_what_is_stored(
 ):
     g = load(tmp_path, LLAMA, CASES[name][0], dims={"seq": seq})
     nodes = [
-        n for n in gpuir.analyze(g, "h100-sxm", profile=profile).nodes if "model." in n.locs[0]
+        n
+        for n in gpuir.analyze(g, "h100-sxm", profile=profile).graph.nodes
+        if "model." in n.locs[0]
     ]
     products = [n.op for n in nodes if isinstance(n.op, k.Gemm)]
     read = {(op.a.type.dtype.name, op.b.type.dtype.name) for op in products}
@@ -171,7 +173,7 @@ def test_keys_and_values_are_kept_as_the_config_says(method: Keys, tmp_path: Pat
 def test_what_unpacks_weights_in_memory_does_so_for_several_rows(tmp_path: Path):
     for seq, count in ((1, 0), (8, 7)):
         g = load(tmp_path, LLAMA, CASES["bnb 4"][0], dims={"seq": seq})
-        costed = gpuir.analyze(g, "a100", profile="eager")
+        costed = gpuir.analyze(g, "a100", profile="eager").graph
         whole = [n for n in costed.nodes if n.op.name == "k.map" and "/unpack" in n.locs[-1]]
         assert len(whole) == count
 
@@ -247,7 +249,7 @@ def test_experts_read_packed_weights(keys: Keys, quantisation: Keys, bits: int, 
     experts = [v for v in g.params if ".experts." in v.name and v.name.endswith("proj.weight")]
     assert {v.type.dtype.bits for v in experts} == {bits}
     assert sorted(v.type.shape for v in experts) == [(4, 256, 512), (4, 1024, 256)]
-    costed = gpuir.analyze(g, "h100-sxm", profile="eager")
+    costed = gpuir.analyze(g, "h100-sxm", profile="eager").graph
     (op,) = [n.op for n in costed.nodes if isinstance(n.op, k.Experts)]
     assert max(op.stored, key=lambda v: v.type.size).type.dtype.bits == bits
 
@@ -264,7 +266,7 @@ def test_experts_take_the_factors_of_their_scales(quantisation: Keys, kind: str,
     """Those of blocks along what is summed are a scheme of their own. That rows have no scales here
     is said."""
     g = load(tmp_path, MIXTRAL, quantisation)
-    costed = gpuir.analyze(g, "h100-sxm", profile="eager")
+    costed = gpuir.analyze(g, "h100-sxm", profile="eager").graph
     (op,) = [n.op for n in costed.nodes if isinstance(n.op, k.Experts)]
     assert work_of(op).kind == kind
     assert any("rows are cast without scales" in text for text in g.assumed) == ("f8" in kind)

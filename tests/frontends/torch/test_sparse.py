@@ -65,7 +65,7 @@ class Call(torch.nn.Module):
 
 
 def analyzed(fn: Callable[..., Any], *args: Any, held: Any = None, how: str = "") -> gpuir.Graph:
-    return gpuir.analyze(Call(fn, held, how).eval(), args, target="a100")
+    return gpuir.analyze(Call(fn, held, how).eval(), args, target="a100").graph
 
 
 def moved(graph: gpuir.Graph) -> list[float]:
@@ -178,17 +178,19 @@ def test_training_beside_a_sparse_buffer():
             return (self.w @ self.layer(x)).sum()
 
     s = DENSE.float().to_sparse()
-    graph = gpuir.analyze(Net(s), (ROWS,), target="a100", train=True)
+    graph = gpuir.analyze(Net(s), (ROWS,), target="a100", train=True).graph
     bytes_ = moved(graph)
     assert len(bytes_) >= 2 and bytes_[0] >= nbytes(s, ROWS)
     held = [v for v in graph.params if v.name.startswith(("w.", "layer."))]
     assert sum(v.type.nbytes for v in held) == nbytes(s) + (64 + 8) * 4
     for layout in ("csr", "bsr"):
         with pytest.raises(gpuir.GpuirError, match="backward pass of the sparse tensor 'w'") as e:
-            gpuir.analyze(Net(LAYOUTS[layout](DENSE.float())), (ROWS,), target="a100", train=True)
+            gpuir.analyze(
+                Net(LAYOUTS[layout](DENSE.float())), (ROWS,), target="a100", train=True
+            ).graph
         assert "x.detach().to_sparse_coo()" in str(e.value)
     again = LAYOUTS["csr"](DENSE.float()).detach().to_sparse_coo()
-    assert moved(gpuir.analyze(Net(again), (ROWS,), target="a100", train=True)) == bytes_
+    assert moved(gpuir.analyze(Net(again), (ROWS,), target="a100", train=True).graph) == bytes_
 
 
 def test_saved_programs_keep_the_layout(tmp_path: Any):
@@ -200,7 +202,7 @@ def test_saved_programs_keep_the_layout(tmp_path: Any):
 
     args = (s._indices(), s._values(), ROWS)
     torch.export.save(torch.export.export(Call(product).eval(), args), path)
-    assert moved(gpuir.analyze(path, target="a100")) == [nbytes(s) + 2 * nbytes(ROWS)]
+    assert moved(gpuir.analyze(path, target="a100").graph) == [nbytes(s) + 2 * nbytes(ROWS)]
     torch.export.save(torch.export.export(Call(lambda s, x: s @ x).eval(), (s, ROWS)), path)
     with pytest.raises(gpuir.GpuirError, match="how many numbers the sparse input"):
         gpuir.load(path)
@@ -299,7 +301,7 @@ def test_an_opaque_operator_reads_all_tensors_it_is_given(
 
     profile = data.draw(st.sampled_from(["eager", "compiled"]))
     args = (torch.ones(1),) if held else tuple(xs)
-    graph = gpuir.analyze(Net().eval(), args, target="a100", profile=profile)
+    graph = gpuir.analyze(Net().eval(), args, target="a100", profile=profile).graph
     (node,) = (n for n in graph.nodes if isinstance(n.op, k.Opaque))
     read = [o for o in work_of(node.op).operands if o.staging != "written"]
     assert math.fsum(float(o.nbytes) for o in read) >= nbytes(*xs)
@@ -320,8 +322,8 @@ def test_a_library_writes_results_that_nobody_reads(profile: str):
         lambda x: torch.linalg.qr(x)[1]: 2 * nbytes(x) + 4 * 64 * 64,
     }
     for fn, least in calls.items():
-        graph = gpuir.analyze(Call(fn).eval(), (x,), target="a100", profile=profile)
-        assert gpuir.summary(graph).bytes == least
+        graph = gpuir.analyze(Call(fn).eval(), (x,), target="a100", profile=profile).graph
+        assert gpuir.analyze(graph).bytes == least
 
 
 # ---------------------------------------------------------------------------- nonzero

@@ -52,7 +52,7 @@ def expected(scheme: Scheme) -> nn.Module:
 
 def told(g: Graph, profile: str = "eager") -> tuple[int, list[tuple[Any, ...]]]:
     """Bytes of weights; of each launch its kernel, what it reads and how long it takes."""
-    made = gpuir.analyze(g, "h100-sxm", profile=profile)
+    made = gpuir.analyze(g, "h100-sxm", profile=profile).graph
     kernels = [n for n in made.nodes if n.op.name != "k.view"]
     reads = [tuple(str(v.type) for v in n.op.operands) for n in kernels]
     times = [n.cost.time_s for n in kernels if n.cost]
@@ -222,7 +222,7 @@ def test_an_unwrapped_weight_is_multiplied_as_it_is_stored(tmp_path: Path):
     torch.export.save(torch.export.export(made, (X,)), tmp_path / "m.pt2")
     g = gpuir.load(tmp_path / "m.pt2", strict=True)
     assert told(g) == told(gpuir.load(expected(Scheme(Weights(F8))), args=(X.to("meta"),)))
-    (op,) = [n.op for n in gpuir.analyze(g, "h100-sxm").nodes if isinstance(n.op, k.Gemm)]
+    (op,) = [n.op for n in gpuir.analyze(g, "h100-sxm").graph.nodes if isinstance(n.op, k.Gemm)]
     assert (op.a.type.dtype.name, op.b.type.dtype.name) == ("bf16", "f8e4m3")
 
 

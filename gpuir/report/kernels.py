@@ -1,85 +1,25 @@
-"""A costed graph as records: what every backend shows is computed here, once."""
+"""The kernels of a costed graph as records, and their sums by kind, bound and status."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import Literal
 
-from gpuir.ir.errors import UsageError
-from gpuir.ir.graph import Graph, Level, Loc, Node, Op
+from gpuir.ir.graph import Graph, Loc, Node, Op
 from gpuir.ir.notes import Bound, Cost, Tile
 from gpuir.ir.phases import phase_of
-from gpuir.ir.types import f32
 from gpuir.ops import kernel as k
 from gpuir.ops import tensor as t
 from gpuir.report.find import walk
 from gpuir.report.names import Path, module_of, node_name
-from gpuir.targets.profile import has_views, profile_of
-from gpuir.targets.support import title_on
-
-if TYPE_CHECKING:
-    from gpuir.simulate.causes import Gain
-    from gpuir.simulate.fitting import ToFit
-    from gpuir.simulate.memory import Memory
-    from gpuir.simulate.timeline import Timeline
-    from gpuir.targets.profile import Profile, Tf32
 
 Status = Literal["modelled", "approximated", "opaque"]
-SCHEMA = "gpuir.report/2"  # of a summary as JSON
 UNMODELLED = ("k.opaque", "k.routine")
 STATUSES: tuple[Status, ...] = ("modelled", "approximated", "opaque")
 BOUNDS: tuple[Bound, ...] = ("compute", "memory", "latency", "network")
-# What views, and the rule of TF32, mean for the kernels of a graph.
-VIEWS = "slices and transposes are views if the next kernel accepts strides"
-TF32: Mapping[Tf32, str] = {
-    "all": "f32 products in TF32, also in fused attention",
-    "products": "f32 products in TF32",
-    "conv": "f32 convolutions in TF32, other f32 products without tensor cores",
-    "none": "f32 products without tensor cores (TF32 off)",
-}
-
-
-class SpecRow(Protocol):
-    """A number of the device's specification: `Target.rows()` gives them."""
-
-    @property
-    def field(self) -> str: ...
-    @property
-    def value(self) -> str | float | bool | tuple[str, ...]: ...
-    @property
-    def unit(self) -> str: ...
-    @property
-    def source(self) -> str: ...
-
-
-class Line(Protocol):
-    """One quantity behind a cost: `formula` has its numbers filled in, `source` says where one
-    comes from."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def value(self) -> float: ...
-    @property
-    def unit(self) -> str: ...
-    @property
-    def formula(self) -> str: ...
-    @property
-    def source(self) -> str: ...
-
-
-@dataclass(frozen=True)
-class Device:
-    """The target as a reader knows it, and what its specification takes for granted."""
-
-    name: str
-    title: str
-    assumed: tuple[str, ...] = ()
-    numbers: tuple[SpecRow, ...] = ()
-    vendor: str = ""
 
 
 @dataclass(frozen=True)
@@ -264,212 +204,6 @@ class Unseen:
     time_s: float
 
 
-@dataclass(frozen=True, repr=False)
-class Summary:
-    """One model on one target under one profile. `latency_s` is from the host's start to the last
-    kernel's end, as `timeline` has it; `device_s` is what the kernels take. `kernels` are in graph
-    order, views and idle branches included.
-
-    `interval` is where 80 % of measurements are expected: kernels of one kind, and the host, are
-    off alike, those of different kinds independently. Kernels that cannot say, of `certain_s`,
-    count as they are; it is None where none can. `explain` gives the lines that lead to a kernel's
-    cost, `fixes` the changes with which a model fits that does not.
-    """
-
-    model: str
-    device: Device
-    by: tuple[str, ...]
-    timeline: Timeline
-    latency_s: float
-    device_s: float
-    interval: tuple[float, float] | None
-    certain_s: float
-    unseen: tuple[Unseen, ...]
-    launches: int
-    views: int
-    idle: int  # kernels in branches not taken
-    flops: int
-    bytes: int
-    dram_bytes: int
-    bounds: tuple[tuple[Bound, float], ...]
-    totals: tuple[Total, ...]  # slowest first
-    coverage: tuple[Share, ...]
-    nodes: int  # of the model, those folded included
-    folded: int
-    assumed: tuple[str, ...]
-    warnings: tuple[str, ...]
-    batch: int | None
-    memory: Memory
-    kernels: tuple[Kernel, ...] = field(repr=False)
-    graph: Graph = field(repr=False)
-    explain: Callable[[Kernel], Sequence[Line]] = field(repr=False, compare=False)
-    html: Callable[[Summary], str] = field(repr=False, compare=False)
-    fixes: Callable[[Summary], tuple[ToFit, ...]] = field(
-        default=lambda _: (), repr=False, compare=False
-    )
-
-    @cached_property
-    def to_fit(self) -> tuple[ToFit, ...]:
-        """Changes with which the model fits, where it does not, the smallest first: each tried."""
-        return self.fixes(self) if self.memory.fits is False else ()
-
-    @property
-    def profile(self) -> Profile:
-        return self.timeline.profile
-
-    @property
-    def stack(self) -> str:
-        """What the profile is on this device: its title, or what of the stack would run here."""
-        return title_on(self.profile, self.device.vendor)
-
-    @property
-    def running(self) -> list[Kernel]:
-        """The kernels that run, views included."""
-        return [x for x in self.kernels if x.runs]
-
-    @property
-    def phases(self) -> tuple[Total, ...]:
-        """The kernels of each phase of a training step together."""
-        return totals(self.running, lambda x: x.phase)
-
-    @property
-    def tf32(self) -> Tf32 | None:
-        """Which of the products in f32 may run in TF32: none, those of convolutions, all but those
-        in fused attention (`products`), or all. None where there is no product in f32."""
-        return tf32_of(self.graph)
-
-    @property
-    def unfitted_s(self) -> float:
-        """The time of kernels of a kind that no measurement is of: unknown operators, routines of
-        which steps are counted, and those whose family measured others."""
-        return sum(u.time_s for u in self.unseen if u.what == "kind")
-
-    @cached_property
-    def gains(self) -> tuple[Gain, ...]:
-        """By how much the run would be shorter without each cause, the most first: the timeline,
-        run again without it."""
-        from gpuir.simulate.causes import gains_of
-
-        return gains_of(self.graph, self.profile, self.latency_s)
-
-    def slowest(self) -> list[Kernel]:
-        """The kernels that take time, the slowest first."""
-        return sorted((x for x in self.kernels if x.time_s > 0), key=lambda x: -x.time_s)
-
-    def __repr__(self) -> str:
-        return f"<Summary of {self.model} on {self.device.name}: {self.latency_s:.4g} s>"
-
-    def _repr_html_(self) -> str:
-        """What a notebook shows."""
-        return self.html(self)
-
-
-def fixed_batch(graph: Graph) -> int | None:
-    """How many images or sequences of tokens a graph without symbolic sizes reads at once: the
-    leading extent of its inputs, where one of them is images ([n, c, h, w], or more axes) or tokens
-    (integers [n, s]) and the first output, a loss apart, has it too. None for one alone, or where
-    that cannot be told."""
-    given = [v for v in graph.inputs if graph.role_of(v) == "input" and v.type.rank]
-    extents = {v.type.shape[0] for v in given}
-    made = graph.outputs[0].type.shape[:1] if graph.outputs else ()
-    if not any(v.type.rank >= 4 or (v.type.rank == 2 and v.type.dtype.is_integer) for v in given):
-        return None
-    (extent, *others) = extents
-    return extent if not others and extent > 1 and made in ((), (extent,)) else None
-
-
-def summarize(
-    graph: Graph,
-    device: Device,
-    warnings: tuple[str, ...] = (),
-    batch: int | None = None,
-    held: Memory | None = None,
-    explain: Callable[[Kernel], Sequence[Line]] = lambda _: (),
-    html: Callable[[Summary], str] = lambda _: "",
-    fixes: Callable[[Summary], tuple[ToFit, ...]] = lambda _: (),
-) -> Summary:
-    """The records of a costed graph; UsageError when it is not costed. One without a profile runs
-    as under `ideal`. Without a `batch` it is the one that the graph was built for. `held` is its
-    memory on the device; without it, that of no device in particular."""
-    if graph.level != Level.costed:
-        raise UsageError(
-            "a report needs a graph with costs",
-            expected="a graph of level costed",
-            found=f"@{graph.name}, of level {graph.level.name}",
-            fix="run the graph through `gpuir.analyze`, or through the passes tile and annotate",
-        )
-    from gpuir.simulate.timeline import timeline
-
-    run = timeline(graph, profile_of(graph))
-    kernels = kernels_of(graph)
-    running = [x for x in kernels if x.runs]
-    coverage = tuple(_coverage(graph, kernels))
-    folded = set(graph.folded) - {loc for x in walk(graph) for loc in x.node.locs}
-    return Summary(
-        model=graph.name,
-        device=device,
-        by=tuple(sorted({x.cost.by for x in kernels if x.cost.terms})),
-        timeline=run,
-        latency_s=run.time_s,
-        device_s=sum(x.time_s for x in running),
-        interval=run.interval,
-        certain_s=sum(x.time_s for x in running if x.interval is None),
-        unseen=tuple(_unseen(running)),
-        launches=sum(x.launches for x in running),
-        views=sum(isinstance(x.node.op, k.View) for x in kernels),
-        idle=sum(not x.runs for x in kernels),
-        flops=sum(x.runs * x.flops for x in running),
-        bytes=sum(x.runs * x.bytes for x in running),
-        dram_bytes=sum(x.runs * x.dram_bytes for x in running),
-        bounds=_bounds(running),
-        totals=totals(running),
-        coverage=coverage,
-        nodes=sum(s.nodes for s in coverage) + len(folded),
-        folded=len(folded),
-        assumed=(*_assumed(graph, device), *run.profile.assumptions),
-        warnings=warnings,
-        batch=fixed_batch(graph) if batch is None else batch,
-        memory=held or _memory(graph),
-        kernels=kernels,
-        graph=graph,
-        explain=explain,
-        html=html,
-        fixes=fixes,
-    )
-
-
-def _assumed(graph: Graph, device: Device) -> Iterator[str]:
-    """What was taken for granted, in words."""
-    if has_views(graph):
-        yield VIEWS
-    yield from graph.assumed
-    has_tf32 = any(n.field == "flops_per_s.tensor.tf32" for n in device.numbers)
-    if has_tf32 and (rule := tf32_of(graph)) is not None:
-        yield TF32[rule]
-    yield from device.assumed
-
-
-def tf32_of(graph: Graph) -> Tf32 | None:
-    """Which products in f32 the kernels of a graph let run in TF32."""
-    wide = [
-        n.op for n in graph.walk() if isinstance(n.op, k.PRODUCTS) and n.op.compute_dtype == f32
-    ]
-    if not wide:
-        return None
-    rounded = [op for op in wide if op.math is not None]
-    if any(isinstance(op, k.Attention | k.AttentionGradient) for op in rounded):
-        return "all"
-    if any(not isinstance(op, k.Conv) for op in rounded):
-        return "products"
-    return "conv" if rounded else "none"
-
-
-def _memory(graph: Graph) -> Memory:
-    from gpuir.simulate.memory import memory  # and with it numpy
-
-    return memory(graph)
-
-
 def kernels_of(graph: Graph) -> tuple[Kernel, ...]:
     """The kernels of a costed graph in order, views and idle branches included."""
     return tuple(_kernels(graph, (), 1))
@@ -503,7 +237,7 @@ def _regions(node: Node, runs: int) -> list[tuple[Graph, int]]:
     return [(g, runs) for g in op.regions]
 
 
-def _unseen(kernels: Iterable[Kernel]) -> Iterator[Unseen]:
+def unseen_of(kernels: Iterable[Kernel]) -> Iterator[Unseen]:
     times: dict[str, dict[str, float]] = {}
     for x in kernels:
         for what in x.cost.unseen:
@@ -532,7 +266,7 @@ def _inside(node: Node) -> list[Node]:
     return [n for region in node.op.regions for n in region.nodes] if not node.op.control else []
 
 
-def _bounds(kernels: Iterable[Kernel]) -> tuple[tuple[Bound, float], ...]:
+def bounds_of(kernels: Iterable[Kernel]) -> tuple[tuple[Bound, float], ...]:
     times = dict.fromkeys(BOUNDS, 0.0)
     for x in kernels:
         times[x.cost.bound] += x.time_s
@@ -561,11 +295,11 @@ def total_of(kind: str, kernels: Sequence[Kernel]) -> Total:
         flops=sum(x.runs * x.flops for x in kernels),
         bytes=sum(x.runs * x.bytes for x in kernels),
         dram_bytes=sum(x.runs * x.dram_bytes for x in kernels),
-        bounds=_bounds(kernels),
+        bounds=bounds_of(kernels),
     )
 
 
-def _coverage(graph: Graph, kernels: Sequence[Kernel]) -> Iterator[Share]:
+def coverage_of(graph: Graph, kernels: Sequence[Kernel]) -> Iterator[Share]:
     """A model node that several kernels stand for has the worst status among them."""
     locs = [loc for x in walk(graph) for loc in x.node.locs]
     status: dict[Loc, Status] = dict.fromkeys(locs, STATUSES[0])
