@@ -19,8 +19,7 @@ MODEL = HERE / "encoder.onnx"  # BERT-base as an exporter writes it, without wei
 # interval should hold 80 % of measurements.
 
 # %%
-g = gpuir.analyze(MODEL, "a100", dims={"batch": 8, "seq": 128}).graph
-s = gpuir.analyze(g)
+s = gpuir.analyze(MODEL, "a100", dims={"batch": 8, "seq": 128})
 low, high = s.interval
 print(f"latency {s.latency_s * 1e3:.2f} ms, from {low * 1e3:.2f} to {high * 1e3:.2f} ms")
 s
@@ -42,8 +41,7 @@ for kernel in s.slowest()[:3]:
 # %%
 for target in ("l4", "a100", "h100-sxm"):
     for profile in ("ort", "tensorrt"):
-        found = gpuir.analyze(MODEL, target, dims={"batch": 8, "seq": 128}, profile=profile).graph
-        s = gpuir.analyze(found)
+        s = gpuir.analyze(MODEL, target, dims={"batch": 8, "seq": 128}, profile=profile)
         low, high = (bound * 1e3 for bound in s.interval)
         print(f"{target:9} {profile:9} {s.latency_s * 1e3:6.2f} ms  ({low:.2f} to {high:.2f})")
 
@@ -64,7 +62,5 @@ for choice in gpuir.heuristics(k, count=3):
 # ## A GPU that does not exist
 
 # %%
-wider = gpuir.analyze(
-    MODEL, "l4+sms=72+dram.bytes_per_s=600e9", dims={"batch": 8, "seq": 128}
-).graph
-print(f"an L4 with 72 SMs and 600 GB/s: {gpuir.analyze(wider).latency_s * 1e3:.2f} ms")
+wider = gpuir.analyze(MODEL, "l4+sms=72+dram.bytes_per_s=600e9", dims={"batch": 8, "seq": 128})
+print(f"an L4 with 72 SMs and 600 GB/s: {wider.latency_s * 1e3:.2f} ms")

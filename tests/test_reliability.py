@@ -78,7 +78,7 @@ import sys, gpuir
 from gpuir.backends.table import BACKENDS, FOLDERS
 from gpuir.backends.terminal import Layout
 model, folder, *forms = sys.argv[1:]
-found = [gpuir.summary(gpuir.analyze(model, target="a100", dims={"batch": 1, "seq": 16}))]
+found = [gpuir.analyze(model, target="a100", dims={"batch": 1, "seq": 16})]
 for form in forms:
     text = BACKENDS[form](found, Layout(100, file="x.svg" if form == "roofline" else ""))
     if form in FOLDERS:
