@@ -15,7 +15,7 @@ MODEL = HERE / "encoder.onnx"  # BERT-base as an exporter writes it, without wei
 # %% [markdown]
 # ## One model on one GPU
 #
-# `analyze` returns a graph of kernels, each with a tile and a cost. `summary` adds them up. The
+# `analyze` gives an answer: how long the model takes, its memory, and each kernel with its cost. The
 # interval should hold 80 % of measurements.
 
 # %%
