@@ -10,7 +10,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
-from gpuir.cli.output import emit, layout, note
+from gpuir.cli.output import note
 from gpuir.ir.errors import UsageError
 
 if TYPE_CHECKING:
@@ -66,7 +66,8 @@ def show(
 ) -> None:
     """The scores of a table to where a command's options say. UsageError for an option that is of
     other tables."""
-    from gpuir.backends import scores
+    from gpuir.backends.scores import scores_report
+    from gpuir.cli.eval import show_scores
     from gpuir.cost.tile import BY
 
     if given := [name for name, value in others.items() if value]:
@@ -74,12 +75,10 @@ def show(
             f"--{given[0]} is for labels of whole models", where=path, fix="leave it out"
         )
     table, errors = evaluate(path, unseen)
-    if json_path:
-        head = {"kind": "models", "predictor": BY, "calibrated_rows": None}
-        head |= {"left_out": "device" if unseen else None, "seed": None}
-        emit(scores.json_text([table], errors, head), json_path)
-    if json_path != "-":
-        emit(scores.report([table], errors, layout(width, output)), output)
+    head = {"kind": "models", "predictor": BY, "calibrated_rows": None}
+    head |= {"left_out": "device" if unseen else None, "seed": None}
+    given = {"json_path": json_path, "output": output, "width": width, "format": "text"}
+    show_scores(scores_report([table], errors, head), given)
 
 
 def _layers(path: str | Path, unseen: str | None) -> tuple[Table, Scores]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,13 +18,14 @@ import click
 import numpy as np
 
 from gpuir.cli import options
-from gpuir.cli.output import check_ahead, emit, layout, note
+from gpuir.cli.eval import show_scores
+from gpuir.cli.output import check_ahead, note
 from gpuir.fit.columns import Floats
 from gpuir.fit.score import ALL, Group, Score, Scores, row_errors
 from gpuir.ir.errors import GpuirError, UsageError
+from gpuir.report.table import Column, Heading, Notes, Part, Report, Table
 
 if TYPE_CHECKING:
-    from gpuir.backends.terminal import Layout
     from gpuir.simulate.sharing import Mode
     from validation.mig_rows import Row
     from validation.slices import Job
@@ -341,9 +342,9 @@ def _scores(rows: Mapping[Group, list[Floats]]) -> tuple[Score, ...]:
 # ---------------------------------------------------------------------------- writing
 
 
-def json_text(found: Sequence[Found]) -> str:
+def report(found: Sequence[Found]) -> Report:
     """That of `eval kernels`, with `cases` and `fits`."""
-    from gpuir.backends import scores
+    from gpuir.backends.scores import scores_report
     from gpuir.cost.tile import BY
 
     head: dict[str, Any] = {"kind": "mig", "predictor": BY}
@@ -354,7 +355,8 @@ def json_text(found: Sequence[Found]) -> str:
         for f in found
         for x in f.fits
     ]
-    return scores.json_text([_table(f) for f in found], _together(found), head)
+    first = [part for f in found for part in _parts(f)]
+    return scores_report([_table(f) for f in found], _together(found), head, first)
 
 
 def _case(file: str, c: Case) -> dict[str, Any]:
@@ -366,9 +368,9 @@ def _case(file: str, c: Case) -> dict[str, Any]:
 
 
 def _table(found: Found) -> Any:
-    from gpuir.fit.tables import Table
+    from gpuir.fit.tables import Table as Measured
 
-    return Table(found.file, "MIG slices", found.count, (), found.skipped)
+    return Measured(found.file, "MIG slices", found.count, (), found.skipped)
 
 
 def _together(found: Sequence[Found]) -> Scores:
@@ -378,35 +380,40 @@ def _together(found: Sequence[Found]) -> Scores:
     return total
 
 
-def report(found: Sequence[Found], shape: Layout) -> str:
-    from gpuir.backends import scores
-    from gpuir.backends.terminal import Page
+def _parts(f: Found) -> Iterator[Part]:
+    """The cases of a table, and which batches fit."""
 
-    page = Page(shape.width, shape.color)
-    columns = [("model", False), ("compared", False), ("profile", False), ("batch", True)]
-    columns += [("seq", True), ("measured", True), ("predicted", True), ("error", True)]
-    for f in found:
-        page.heading(f"{f.file}: cases")
-        page.table(columns, [_cells(c) for c in f.cases if not c.op.endswith(SCALED)])
-        for x in f.fits:
-            said = ["does not fit", "fits"]
-            told = f"batch {x.row.batch} {said[x.measured]}, predicted: {said[x.predicted]}"
-            page.wrapped("room", f"{x.target}, {x.row.model}: {told}")
-        page.line()
-    return page.text() + scores.report([_table(f) for f in found], _together(found), shape)
+    def number(name: str) -> Callable[[Case], str]:
+        return lambda c: (f"{getattr(c, name):.3f}", f"{getattr(c, name):.2f} ms")[c.unit == "ms"]
 
-
-def _cells(c: Case) -> tuple[str, ...]:
-    number = "{:.3f}" if c.unit != "ms" else "{:.2f} ms"
-    op = f"{c.op} ({c.apart})" if c.apart else c.op
-    sizes = (str(n) if n else "-" for n in (c.row.batch, c.row.seq_len))
-    numbers = (number.format(n) for n in (c.measured, c.predicted))
-    return (c.row.model, op, c.row.profile or "whole", *sizes, *numbers, f"{c.error:+.1f}")
+    yield Heading(f"{f.file}: cases")
+    yield Table(
+        [c for c in f.cases if not c.op.endswith(SCALED)],
+        (
+            Column("model", value="row.model"),
+            Column("compared", text=lambda c: f"{c.op} ({c.apart})" if c.apart else c.op),
+            Column("profile", text=lambda c: c.row.profile or "whole"),
+            Column("batch", "count", text=lambda c: str(c.row.batch or "-")),
+            Column("seq", "count", text=lambda c: str(c.row.seq_len or "-")),
+            Column("measured", "number", text=number("measured")),
+            Column("predicted", "number", text=number("predicted")),
+            Column("error", "number", text=lambda c: f"{c.error:+.1f}"),
+        ),
+    )
+    said = ["does not fit", "fits"]
+    told = "{}, {}: batch {} {}, predicted: {}"
+    lines = [
+        told.format(x.target, x.row.model, x.row.batch, said[x.measured], said[x.predicted])
+        for x in f.fits
+    ]
+    if lines:
+        yield Notes([("room", line) for line in lines])
 
 
 @click.command()
 @click.argument("files", nargs=-1, type=click.Path())
 @click.option("--json", "json_path", type=click.Path(), help="Write the scores here as JSON.")
+@options.formats()
 @options.width
 @options.output
 def mig(files: tuple[str, ...], **given: Any) -> None:
@@ -427,7 +434,4 @@ def mig(files: tuple[str, ...], **given: Any) -> None:
     for path in paths:
         read(path)
     found = [evaluate(path) for path in paths]
-    if given["json_path"]:
-        emit(json_text(found), given["json_path"])
-    if given["json_path"] != "-":
-        emit(report(found, layout(given["width"], given["output"])), given["output"])
+    show_scores(report(found), given)

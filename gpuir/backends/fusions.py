@@ -2,105 +2,97 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-from gpuir.backends.structured import json_text, record
-from gpuir.backends.terminal import Layout, Page
+from gpuir.backends.structured import record
 from gpuir.report.answer import Answer
 from gpuir.report.equal import pattern
 from gpuir.report.fusions import Fusion, alike_fusions, fusions
 from gpuir.report.names import node_name
-from gpuir.report.units import percent, quantity
+from gpuir.report.table import Column, Heading, Notes, Part, Report, Table, fields
+from gpuir.report.units import quantity, share
 
 
-def fusions_text(fused: Answer, unfused: Answer, layout: Layout) -> str:
-    """A line for each fusion, those that are alike together, and what all of them save."""
-    page = Page(layout.width, layout.color)
-    groups = alike_fusions(fusions(fused, unfused))
-    title = fused.device.title or fused.device.name
-    page.heading(f"{fused.model} on {title} under {fused.profile}: what fusing saves")
-    page.line()
-    for label, before, after in (
-        ("launches", f"{unfused.launches:,}", f"{fused.launches:,}"),
-        ("device", quantity(unfused.device_s, "s"), quantity(fused.device_s, "s")),
-        ("bytes", quantity(unfused.bytes, "bytes"), quantity(fused.bytes, "bytes")),
-        ("latency", quantity(unfused.latency_s, "s"), quantity(fused.latency_s, "s")),
-    ):
-        page.wrapped(label, f"{before} op by op, {after} fused")
-    page.line()
-    if not groups:
-        page.line("Every launch runs one model node, so fusing saves nothing.")
-        return page.text()
-    columns = [
-        *((title, True) for title in ("saved", "share", "bytes", "runs", "launches", "fused")),
-        ("of", True),
-        ("kernel", False),
-        ("computes", False),
-    ]
-    shown = groups[: layout.top]
-    page.table(columns, [_row(g, unfused) for g in shown], drop=("share", "runs", "of"))
-    rest = groups[layout.top :]
-    if rest:
-        saved = quantity(sum(f.time_s for g in rest for f in g), "s")
-        page.line(f"{sum(map(len, rest))} more save {saved}: see --top")
-    page.line()
-    page.wrapped(
-        "",
-        "saved: time on the device; bytes: operands and results that kernels no longer read and "
-        "write; launches: of the model nodes, one by one; fused: time of the kernel; of: time of "
-        "the launches that it replaces.",
-        0,
-    )
-    return page.text()
-
-
-def fusions_json(fused: Answer, unfused: Answer) -> str:
-    """`{"schema": "gpuir.fusions/1", ...}`, a record a fused kernel."""
+def fusions_report(fused: Answer, unfused: Answer, top: int = 15) -> Report:
+    """A line for each fusion, those that are alike together, and what all of them save. Programs
+    have each fused kernel."""
     names = "launches latency_s device_s bytes"
-    return json_text(
+    context = {"model": fused.model, "target": fused.device.name, "profile": fused.profile}
+    each = Table(fusions(fused, unfused), COLUMNS, context)
+    return Report(
         "gpuir.fusions/1",
-        model=fused.model,
-        target=fused.device.name,
-        profile=fused.profile,
-        fused=record(fused, names),
-        unfused=record(unfused, names),
-        fusions=[_record(f) for f in fusions(fused, unfused)],
+        lambda: _parts(fused, unfused, each.rows, top),
+        lambda: {
+            **context,
+            "fused": record(fused, names),
+            "unfused": record(unfused, names),
+            "fusions": each.records(),
+        },
+        lambda: [each],
     )
 
 
-def _record(f: Fusion) -> dict[str, Any]:
-    x = f.fused
-    return record(
-        x,
-        "path locs",
-        op=x.node.op.name,
-        launches=f.launches,
-        saved_s=f.time_s,
-        saved_bytes=f.bytes,
-        fused_s=x.time_s,
-        fused_bytes=x.runs * x.bytes,
-        parts=[
-            record(part, "path time_s", op=part.node.op.name, bytes=part.runs * part.bytes)
-            for part in f.parts
-        ],
-    )
+LEGEND = (
+    "saved: time on the device; bytes: operands and results that kernels no longer read and write;"
+    " launches: of the model nodes, one by one; fused: time of the kernel; of: time of the launches"
+    " that it replaces."
+)
 
 
-def _row(group: Sequence[Fusion], unfused: Answer) -> tuple[str, ...]:
-    saved = sum(f.time_s for f in group)
-    one = group[0]
-    return (
-        quantity(saved, "s"),
-        percent(saved, unfused.device_s),
-        quantity(sum(f.bytes for f in group), "bytes"),
-        f"x{len(group)}" if len(group) > 1 else "",
-        f"{one.launches} to {one.fused.launches}",
-        quantity(one.fused.time_s, "s"),
-        quantity(one.fused.time_s + one.time_s, "s"),
-        one.fused.kind,
-        " + ".join(_names(group)),
+def _parts(fused: Answer, unfused: Answer, each: Sequence[Fusion], top: int) -> Iterator[Part]:
+    title = fused.device.title or fused.device.name
+    yield Heading(f"{fused.model} on {title} under {fused.profile}: what fusing saves")
+    both = (
+        ("launches", *(f"{s.launches:,}" for s in (unfused, fused))),
+        ("device", *(quantity(s.device_s, "s") for s in (unfused, fused))),
+        ("bytes", *(quantity(s.bytes, "bytes") for s in (unfused, fused))),
+        ("latency", *(quantity(s.latency_s, "s") for s in (unfused, fused))),
     )
+    yield Notes([(name, f"{a} op by op, {b} fused") for name, a, b in both])
+    if not each:
+        yield Notes([("", "Every launch runs one model node, so fusing saves nothing.")], 0)
+        return
+    groups = alike_fusions(each)
+    rest = groups[top:]
+    saved = quantity(sum(map(_saved_s, rest)), "s")
+    yield Table(
+        groups,
+        (
+            Column("saved", "s", value=_saved_s),
+            Column("share", "%", value=lambda g: share(_saved_s(g), unfused.device_s), drop=1),
+            Column("bytes", "bytes", value=lambda g: sum(f.bytes for f in g)),
+            Column("runs", "x", value=len, drop=2),
+            Column("launches", "count", text=lambda g: f"{g[0].launches} to {g[0].fused.launches}"),
+            Column("fused", "s", value=lambda g: g[0].fused.time_s),
+            Column("of", "s", value=lambda g: g[0].fused.time_s + g[0].time_s, drop=3),
+            Column("kernel", value=lambda g: g[0].fused.kind),
+            Column("computes", value=lambda g: " + ".join(_names(g))),
+        ),
+        top=top,
+        more=(f"{sum(map(len, rest))} more save {saved}: see --top",) * bool(rest),
+    )
+    yield Notes([("", LEGEND)], 0)
+
+
+def _saved_s(group: Sequence[Fusion]) -> float:
+    return sum(f.time_s for f in group)
+
+
+def _part(x: Any) -> dict[str, Any]:
+    return record(x, "path time_s", op=x.node.op.name, bytes=x.runs * x.bytes)
+
+
+COLUMNS = (
+    *fields("path locs", "fused"),
+    Column(field="op", value="fused.node.op.name"),
+    *fields("launches"),
+    Column(field="saved_s", value="time_s"),
+    Column(field="saved_bytes", value="bytes"),
+    Column(field="fused_s", value="fused.time_s"),
+    Column(field="fused_bytes", value=lambda f: f.fused.runs * f.fused.bytes),
+    Column(field="parts", value=lambda f: list(map(_part, f.parts))),
+)
 
 
 def _names(group: Sequence[Fusion]) -> list[str]:

@@ -1,45 +1,56 @@
-"""Scores of predictions against measurements, as a table for a terminal and as JSON."""
+"""Scores of predictions against measurements."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from operator import attrgetter
 from os.path import abspath, commonpath, dirname, relpath
-from typing import Any
+from typing import Any, NamedTuple
 
-from gpuir.backends import structured
 from gpuir.backends.structured import record
-from gpuir.backends.terminal import Layout, Page, elided
-from gpuir.fit.score import ALL, Score, Scores, TileScore, pooled
-from gpuir.fit.tables import Table
+from gpuir.fit.score import ALL, RowErrors, Score, Scores, TileScore, pooled
+from gpuir.fit.tables import Table as Measured
+from gpuir.report.table import Column, Heading, Notes, Part, Report, Table
 
 SCHEMA = "gpuir.eval/1"
-COLUMNS = (
-    *(("gpu", False), ("operator", False), ("dtype", False), ("rows", True), ("mean", True)),
-    *(("median", True), ("p90", True), ("bias", True), ("roofline", True), ("inside", True)),
-    ("spread", True),
-)
 LEGEND = (
     "Absolute errors in percent of the measurement: mean, median, 90th percentile; mean signed"
     " error (positive: too slow predicted); mean error of the plain roofline; percentage of rows"
     " inside their 80 % interval; mean deviation of rows from the median of their shape's."
 )
-DROP = ("p90", "spread", "median", "roofline", "inside")
 
 
-def json_text(tables: Sequence[Table], scores: Scores, head: dict[str, Any]) -> str:
-    """`{"schema", "kind", ..., "rows": [...], "files": [...]}`: docs/guide/eval.md."""
-    return structured.json_text(
+def scores_report(
+    tables: Sequence[Measured], scores: Scores, head: Mapping[str, Any], first: Sequence[Part] = ()
+) -> Report:
+    """Each file: what it is, its scores by GPU and operator, their totals, what was left out; the
+    parts `first` before it all. JSON is described in docs/guide/eval.md, and has `head`."""
+    return Report(
         SCHEMA,
+        lambda: (*first, *_parts(tables, scores)),
+        lambda: _fields(tables, scores, head),
+        lambda: [Table(list(map(_record, scores.groups)), _columns(scores.groups))],
+    )
+
+
+def _fields(tables: Sequence[Measured], scores: Scores, head: Mapping[str, Any]) -> dict[str, Any]:
+    return {
         **head,
-        rows=[_record(s) for s in scores.groups],
-        totals=[_record(s) for s in scores.totals],
-        families=[_record(s) for s in scores.families],
-        tiles=[_tile(t) for t in scores.tiles],
-        files=[
+        "rows": [_record(s) for s in scores.groups],
+        "totals": [_record(s) for s in scores.totals],
+        "families": [_record(s) for s in scores.families],
+        "tiles": [_tile(t) for t in scores.tiles],
+        "files": [
             record(t, "file kind skipped", rows=t.count, scored=t.count - sum(t.skipped.values()))
             for t in tables
         ],
-    )
+    }
+
+
+def _columns(scores: Sequence[Score]) -> tuple[Column, ...]:
+    """The fields of a record of scores."""
+    names = dict.fromkeys(name for s in scores for name in _record(s))
+    return tuple(Column(field=n, value=lambda row, n=n: row.get(n)) for n in names)
 
 
 def _record(s: Score) -> dict[str, Any]:
@@ -64,107 +75,156 @@ def _rounded(numbers: Mapping[str, Any]) -> dict[str, Any]:
     return {n: round(v, 4) if isinstance(v, float) else v for n, v in numbers.items()}
 
 
-# ---------------------------------------------------------------------------- for a terminal
+# ---------------------------------------------------------------------------- for people
 
 
-def report(tables: Sequence[Table], scores: Scores, layout: Layout) -> str:
-    """Each file: what it is, its scores by GPU and operator, their totals, what was left out."""
-    page = Page(layout.width, layout.color)
+def _parts(tables: Sequence[Measured], scores: Scores) -> Iterator[Part]:
     if scores.groups:
-        page.wrapped("", LEGEND, 0)
-        page.line()
-    for i, table in enumerate(tables):
-        if i:
-            page.line()
-        page.heading(f"{table.file}: {table.kind or 'no kernels'}, {table.count:,} rows")
+        yield Notes([("", LEGEND)], 0)
+    for table in tables:
+        yield Heading(f"{table.file}: {table.kind or 'no kernels'}, {table.count:,} rows")
         mine = [s for s in scores.groups if s.group.file == table.file]
         totals = [s for s in scores.totals if s.group.file == table.file]
         plain = [s for s in mine if not (s.group.floor or s.group.suspect)]
         if plain:
-            _table(page, [*plain, *(t for t in totals if _adds(t, plain))])
+            yield _groups([*plain, *(t for t in totals if _adds(t, plain))])
         if apart := [s for s in mine if s.group.floor or s.group.suspect]:
-            page.line()
-            page.line("apart: what measures the host's dispatch more than the GPU, or is suspect")
-            _table(page, apart)
+            yield _groups(apart, APART)
         if tiles := [t for t in scores.tiles if t.group.file == table.file]:
-            _tiles(page, tiles)
-        if table.skipped:
-            page.line()
-        for reason, count in sorted(table.skipped.items(), key=lambda pair: -pair[1]):
-            page.wrapped("skipped", f"{count:,} rows: {reason}")
+            yield _tiles(tiles)
+        if left := sorted(table.skipped.items(), key=lambda pair: -pair[1]):
+            yield Notes([("skipped", f"{count:,} rows: {reason}") for reason, count in left])
     if len([t for t in tables if t.batches]) > 1:
-        _summary(page, scores.totals)
-        _families(page, scores.families)
-    return page.text()
+        yield from _summary(scores.totals)
+        if scores.families:
+            yield _families(scores.families)
 
 
-def _tiles(page: Page, tiles: Sequence[TileScore]) -> None:
-    page.line()
-    page.line("tiles: percentage of rows with the tile that ran; mean error with the one predicted")
-    columns = [("gpu", False), ("operator", False), ("rows", True), ("same tile", True)]
-    columns += [("and split", True), ("mean", True), ("with what ran", True)]
-    rows = [
+TILES = "tiles: percentage of rows with the tile that ran; mean error with the one predicted"
+APART = "apart: what measures the host's dispatch more than the GPU, or is suspect"
+
+
+def number(title: str, path: str, *, drop: int = 0, form: str = ".1f") -> Column:
+    """A column of errors in percent."""
+
+    def text(row: Any) -> str:
+        value = attrgetter(path)(row)
+        return "-" if value is None else format(value, form)
+
+    return Column(title, "number", text=text, drop=drop)
+
+
+def _groups(scores: Sequence[Score], caption: str = "") -> Table:
+    besides = [name for name, _ in scores[0].group.by]
+    return Table(
+        scores,
         (
-            t.group.target,
-            t.group.op,
-            f"{t.n:,}",
-            *(f"{v:.1f}" for v in (t.same, t.same_split, t.mape, t.mape_ran)),
-        )
-        for t in tiles
-    ]
-    page.table(columns, rows)
+            Column("gpu", value="group.target"),
+            Column("operator", value="group.title"),
+            Column("dtype", value="group.dtype"),
+            *(
+                Column(name, value=lambda s, name=name: dict(s.group.by).get(name, ""))
+                for name in besides
+            ),
+            number("rows", "errors.n", form=","),
+            number("mean", "errors.mape"),
+            number("median", "errors.median_ape", drop=3),
+            number("p90", "errors.p90_ape", drop=1),
+            number("bias", "errors.bias", form="+.1f"),
+            number("roofline", "errors.roofline_mape", drop=4),
+            number("inside", "errors.coverage", drop=5, form=".0f"),
+            number("spread", "errors.spread", drop=2),
+        ),
+        caption=caption,
+    )
 
 
-def _summary(page: Page, totals: Sequence[Score]) -> None:
+def _tiles(tiles: Sequence[TileScore]) -> Table:
+    return Table(
+        tiles,
+        (
+            Column("gpu", value="group.target"),
+            Column("operator", value="group.op"),
+            number("rows", "n", form=","),
+            number("same tile", "same"),
+            number("and split", "same_split"),
+            number("mean", "mape"),
+            number("with what ran", "mape_ran"),
+        ),
+        caption=TILES,
+    )
+
+
+class Pooled(NamedTuple):
+    """Rows of several GPUs together, and the mean of the GPUs' mean errors."""
+
+    name: str
+    dtype: str
+    gpus: int
+    errors: RowErrors
+    by_gpu: float
+
+
+def _summary(totals: Sequence[Score]) -> Iterator[Part]:
     """A line for each file and dtype, all GPUs together."""
-    columns = [("file", False), ("dtype", False)]
-    columns += [(n, True) for n in ("rows", "mean", "by GPU", "bias", "roofline", "inside")]
-    columns.append(("spread", True))
     everywhere = [s for s in totals if s.group.device == ALL]
     if not everywhere:
         return
-    page.line()
-    page.heading("all files")
     folder = commonpath([dirname(abspath(s.group.file)) for s in everywhere])
-    rows: list[tuple[str, ...]] = []
+    rows: list[Pooled] = []
     for s in everywhere:
-        each = [t for t in totals if t.group._replace(device=ALL, target=ALL) == s.group]
-        mean = sum(t.errors.mape for t in each if t != s) / max(len(each) - 1, 1)
-        cells = _cells(s, 0)
-        name = elided(relpath(abspath(s.group.file), folder), 34)
-        rows.append((name, *cells[2:5], f"{mean:.1f}", *cells[7:]))
-    page.table(columns, rows, drop=("spread", "roofline", "inside"))
-    page.wrapped("", "by GPU: the mean of the GPUs' mean errors", 0)
+        means = [
+            t.errors.mape
+            for t in totals
+            if t != s and t.group._replace(device=ALL, target=ALL) == s.group
+        ]
+        name = relpath(abspath(s.group.file), folder)
+        by_gpu = sum(means) / max(len(means), 1)
+        rows.append(Pooled(name, s.group.dtype, len(means), s.errors, by_gpu))
+    yield Heading("all files")
+    yield Table(
+        rows,
+        (
+            Column("file", value="name", least=34, elided=True),
+            Column("dtype", value="dtype"),
+            *POOLED,
+            number("roofline", "errors.roofline_mape", drop=2),
+            number("inside", "errors.coverage", drop=3, form=".0f"),
+            number("spread", "errors.spread", drop=1),
+        ),
+        more=("by GPU: the mean of the GPUs' mean errors",),
+    )
 
 
-def _families(page: Page, families: Sequence[Score]) -> None:
+POOLED = (
+    number("rows", "errors.n", form=","),
+    number("mean", "errors.mape"),
+    number("by GPU", "by_gpu"),
+    number("bias", "errors.bias", form="+.1f"),
+)
+
+
+def _families(families: Sequence[Score]) -> Table:
     """A line for each family of kernels, all files together."""
-    if not families:
-        return
-    columns = [("family", False), *((n, True) for n in ("GPUs", "rows", "mean", "by GPU", "bias"))]
-    columns += [("roofline", True), ("inside", True)]
-    rows: list[tuple[str, ...]] = []
+    rows: list[Pooled] = []
     for name in sorted({s.group.op for s in families}):
         mine = [s for s in families if s.group.op == name]
         by_gpu = [
             pooled([s for s in mine if s.group.target == target]).mape
             for target in {s.group.target for s in mine}
         ]
-        e = pooled(mine)
-        rows.append(
-            (
-                name,
-                f"{len(by_gpu)}",
-                f"{e.n:,}",
-                f"{e.mape:.1f}",
-                f"{sum(by_gpu) / len(by_gpu):.1f}",
-                f"{e.bias:+.1f}",
-                _or_dash(e.roofline_mape, 1),
-                _or_dash(e.coverage),
-            )
-        )
-    page.line()
-    page.table(columns, rows)
+        mean = sum(by_gpu) / len(by_gpu)
+        rows.append(Pooled(name, "", len(by_gpu), pooled(mine), mean))
+    return Table(
+        rows,
+        (
+            Column("family", value="name"),
+            Column("GPUs", "count", value="gpus"),
+            *POOLED,
+            number("roofline", "errors.roofline_mape"),
+            number("inside", "errors.coverage", form=".0f"),
+        ),
+    )
 
 
 def _adds(total: Score, rows: Sequence[Score]) -> bool:
@@ -174,32 +234,3 @@ def _adds(total: Score, rows: Sequence[Score]) -> bool:
         s for s in rows if g.dtype in (ALL, s.group.dtype) and g.device in (ALL, s.group.device)
     ]
     return len(same) > 1
-
-
-def _table(page: Page, scores: Sequence[Score]) -> None:
-    besides = [name for name, _ in scores[0].group.by]
-    columns = [*COLUMNS[:3], *((name, False) for name in besides), *COLUMNS[3:]]
-    page.table(columns, [_cells(s, len(besides)) for s in scores], drop=DROP)
-
-
-def _cells(s: Score, besides: int) -> tuple[str, ...]:
-    g, e = s.group, s.errors
-    values = [value for _, value in g.by] or [""] * besides
-    return (
-        g.target,
-        g.title,
-        g.dtype,
-        *values,
-        f"{e.n:,}",
-        f"{e.mape:.1f}",
-        f"{e.median_ape:.1f}",
-        f"{e.p90_ape:.1f}",
-        f"{e.bias:+.1f}",
-        _or_dash(e.roofline_mape, 1),
-        _or_dash(e.coverage),
-        _or_dash(e.spread, 1),
-    )
-
-
-def _or_dash(x: float | None, digits: int = 0) -> str:
-    return "-" if x is None else f"{x:.{digits}f}"

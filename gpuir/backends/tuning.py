@@ -1,61 +1,98 @@
-"""The fastest tiles of a model's kernels, for people and for programs."""
+"""The fastest tiles of a model's kernels."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from typing import Any
 
-from gpuir.backends.structured import json_text, record
-from gpuir.backends.terminal import Layout, Page
+from gpuir.backends.structured import record
 from gpuir.ir.notes import Tile
 from gpuir.report.equal import pattern
+from gpuir.report.table import Column, Heading, Notes, Part, Report, Table, fields
 from gpuir.report.units import quantity
 from gpuir.tune.groupings import Groupings
 from gpuir.tune.space import Ranked
 from gpuir.tune.tasks import Tuned, Tuning
 
-SCHEMA = "gpuir.tune/1"
 LISTED = 16  # tiles of a kernel in JSON, and those that were measured
 
 
-def tuning_text(t: Tuning, layout: Layout) -> str:
-    """What is chosen and what it comes to, then a line for each distinct kernel."""
-    page = Page(layout.width, layout.color)
+def tuning_report(t: Tuning, top: int) -> Report:
+    """What is chosen and what it comes to, then a line for each distinct kernel. JSON is described
+    in docs/reference/json-schema.md."""
+    return Report(
+        "gpuir.tune/1",
+        lambda: _parts(t, top),
+        lambda: {
+            "model": t.model,
+            "target": t.target.name,
+            "profile": t.profile,
+            "fusion": _groupings(t.fusion) if t.fusion else None,
+            "predictor": t.predictor,
+            "library_s": t.library_s,
+            "chosen_s": t.chosen_s,
+            "kernels": _found(t).records(),
+        },
+        lambda: [_found(t)],
+    )
+
+
+def _parts(t: Tuning, top: int) -> Iterator[Part]:
     title = f"{t.target.title} ({t.target.name})" if t.target.title else t.target.name
-    page.heading(f"{t.model} on {title} under {t.profile}: generated kernels")
-    page.line()
-    page.wrapped("kernels", _kernels(t))
-    page.wrapped("device", _device(t))
+    yield Heading(f"{t.model} on {title} under {t.profile}: generated kernels")
+    yield Notes(list(_head(t)))
+    yield _table(t, top)
+
+
+def _head(t: Tuning) -> Iterator[tuple[str, str]]:
+    yield "kernels", _kernels(t)
+    yield "device", _device(t)
     if slower := [x for x in t.found if x.best and not x.is_faster]:
-        page.wrapped("library", _slower(t, len(slower)))
+        yield "library", _slower(t, len(slower))
     if t.schedule.tiles:
-        page.wrapped("sure", _sure(t))
+        yield "sure", _sure(t)
     if t.store:
-        page.wrapped("store", _store(t))
+        yield "store", _store(t)
     if failed := sum(len(x.failures) for x in t.found):
-        page.wrapped("failed", f"{failed:,} measurements, left out")
+        yield "failed", f"{failed:,} measurements, left out"
     if t.fusion:
-        page.wrapped("fusion", _fusion(t, t.fusion))
-        page.wrapped("pipeline", str(t.fusion.best.pipeline))
-    page.wrapped("predictors", _predictors(t))
-    page.line()
-    some = t.found[: layout.top]
-    measured = any(x.measured for x in some)
-    columns = [
-        ("runs", True),
-        ("library", True),
-        ("generated", True),
-        ("80 %", True),
-        *([("measured", True)] if measured else []),
-        ("takes", False),
-        ("tile", False),
-        ("legal", True),
-        ("of", True),
-        ("layer", False),
-    ]
-    page.table(columns, [_row(t, x, measured) for x in some], drop=("of", "runs", "legal"))
-    if len(t.found) > len(some):
-        page.line(f"and {len(t.found) - len(some):,} more: --top", "dim")
-    return page.text()
+        yield "fusion", _fusion(t, t.fusion)
+        yield "pipeline", str(t.fusion.best.pipeline)
+    yield "predictors", _predictors(t)
+
+
+def _table(t: Tuning, top: int) -> Table:
+    def of_best(
+        title: str, text: Callable[[Ranked], str], none: str = "", unit: str = ""
+    ) -> Column:
+        return Column(title, unit, text=lambda x: text(x.best) if x.best else none)
+
+    more = len(t.found) - top
+    return Table(
+        t.found,
+        (
+            Column("runs", "x", value="task.runs", drop=2),
+            Column("library", "s", value="task.kernel.time_s"),
+            of_best("generated", lambda best: quantity(best.time_s, "s"), unit="s"),
+            of_best("80 %", _spread, unit="%"),
+            Column("measured", "s", value=_measured_s, blank=""),
+            Column("takes", value=lambda x: _takes(t, x)),
+            of_best("tile", lambda best: tile_text(best.tile), "none but the library's"),
+            Column("legal", "count", value="ranking.legal", drop=3),
+            Column("of", "count", value="ranking.count", drop=1),
+            Column("layer", value=lambda x: pattern(x.task.labels)),
+        ),
+        top=top,
+        more=(f"and {more:,} more: --top",) * (more > 0),
+    )
+
+
+def _measured_s(x: Tuned) -> float | None:
+    return dict(x.measured).get(x.best.tile) if x.best else None
+
+
+def _takes(t: Tuning, x: Tuned) -> str:
+    return "tile" if t.takes(x) else "library"
 
 
 def _kernels(t: Tuning) -> str:
@@ -114,23 +151,6 @@ def _predictors(t: Tuning) -> str:
     return f"{', '.join(library) or 'none'} for the library's kernels, {t.predictor} for tiles"
 
 
-def _row(t: Tuning, x: Tuned, measured: bool) -> tuple[str, ...]:
-    task, best = x.task, x.best
-    seconds = dict(x.measured).get(best.tile) if best else None
-    return (
-        f"x{task.runs:,}" if task.runs != 1 else "",
-        quantity(task.kernel.time_s, "s"),
-        quantity(best.time_s, "s") if best else "",
-        _spread(best) if best else "",
-        *([quantity(seconds, "s") if seconds else ""] if measured else []),
-        "tile" if t.takes(x) else "library",
-        tile_text(best.tile) if best else "none but the library's",
-        f"{x.ranking.legal:,}",
-        f"{x.ranking.count:,}",
-        pattern(task.labels),
-    )
-
-
 def _spread(best: Ranked) -> str:
     """`-9 +14 %`: the ends of the interval, beside the time."""
     low, high = (100 * (end / best.time_s - 1) for end in best.interval_s)
@@ -146,21 +166,6 @@ def tile_text(tile: Tile) -> str:
     return " ".join([*words, *(f"{mark}{n}" for mark, n in rare.items() if n != 1)])
 
 
-def tuning_json(t: Tuning) -> str:
-    """`{"schema": "gpuir.tune/1", ...}`, as docs/reference/json-schema.md describes it."""
-    return json_text(
-        SCHEMA,
-        model=t.model,
-        target=t.target.name,
-        profile=t.profile,
-        fusion=_groupings(t.fusion) if t.fusion else None,
-        predictor=t.predictor,
-        library_s=t.library_s,
-        chosen_s=t.chosen_s,
-        kernels=[_record(t, x) for x in t.found],
-    )
-
-
 def _groupings(found: Groupings) -> dict[str, Any]:
     return {
         "pipeline": str(found.best.pipeline),
@@ -171,36 +176,46 @@ def _groupings(found: Groupings) -> dict[str, Any]:
     }
 
 
-def _record(t: Tuning, x: Tuned) -> dict[str, Any]:
+def _found(t: Tuning) -> Table:
+    """Each distinct kernel, its library's tile, and the best that were found."""
+    return Table(
+        t.found,
+        (
+            Column(field="kernel", value="task.kernel.work.kernel"),
+            Column(field="dtype", value="task.kernel.work.dtype.name"),
+            Column(field="dims", value=lambda x: {d: int(n) for d, n in x.task.kernel.work.dims}),
+            Column(field="names", value=lambda x: ["/".join(path) for path in x.task.paths]),
+            Column(field="layers", value=lambda x: list(dict.fromkeys(x.task.labels))),
+            *fields("runs", "task"),
+            Column(field="library", value=_library),
+            *fields("by tried legal", "ranking"),
+            Column(field="candidates", value="ranking.count"),
+            *fields("kept"),
+            Column(field="tile", value=lambda x: _tile(x.best.tile) if x.best else None),
+            Column(field="takes", value=lambda x: _takes(t, x)),
+            Column(field="ranking", value=_ranking),
+            Column(
+                field="failed",
+                value=lambda x: [{"tile": y.settings, "why": why} for y, why in x.failures],
+            ),
+        ),
+        {"model": t.model, "target": t.target.name, "profile": t.profile},
+    )
+
+
+def _library(x: Tuned) -> dict[str, Any]:
     kernel = x.task.kernel
+    by = kernel.cost.by if kernel.cost else None
+    return record(kernel, "time_s interval_s", tile=_tile(kernel.tile), by=by)
+
+
+def _ranking(x: Tuned) -> list[dict[str, Any]]:
     measured = dict(x.measured)
-    return {
-        "kernel": kernel.work.kernel,
-        "dtype": kernel.work.dtype.name,
-        "dims": {d: int(n) for d, n in kernel.work.dims},
-        "names": ["/".join(path) for path in x.task.paths],
-        "layers": list(dict.fromkeys(x.task.labels)),
-        "runs": x.task.runs,
-        "library": {
-            "tile": _tile(kernel.tile),
-            "time_s": kernel.time_s,
-            "interval_s": kernel.interval_s,
-            "by": kernel.cost.by if kernel.cost else None,
-        },
-        **record(x.ranking, "by tried legal", candidates=x.ranking.count, kept=x.kept),
-        "tile": _tile(x.best.tile) if x.best else None,
-        "takes": "tile" if t.takes(x) else "library",
-        "ranking": [
-            _ranked(r, measured)
-            for i, r in enumerate(x.ranking.best)
-            if i < LISTED or r.tile in measured
-        ],
-        "failed": [{"tile": tile.settings, "why": why} for tile, why in x.failures],
-    }
-
-
-def _ranked(x: Ranked, measured: dict[Tile, float]) -> dict[str, Any]:
-    return record(x, "time_s interval_s", tile=x.tile.settings, measured_s=measured.get(x.tile))
+    return [
+        record(r, "time_s interval_s", tile=r.tile.settings, measured_s=measured.get(r.tile))
+        for i, r in enumerate(x.ranking.best)
+        if i < LISTED or r.tile in measured
+    ]
 
 
 def _tile(tile: Tile | None) -> str | None:

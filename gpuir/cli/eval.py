@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from gpuir.cli import checkout, options
-from gpuir.cli.output import check_ahead, emit, layout, note
+from gpuir.cli.output import check_ahead, note, show
 
 if TYPE_CHECKING:
     from gpuir.cost.learned import Model
     from gpuir.fit.batch import Batch
     from gpuir.fit.score import Scores
     from gpuir.fit.tables import Table
+    from gpuir.report.table import Report
     from gpuir.targets.target import Target
 
 # Of a checkout: the module of `validation` that has the command.
@@ -101,6 +102,7 @@ def command() -> None:
     help="Train anew without each GPU in turn, and score what is predicted of it. Needs torch.",
 )
 @click.option("--seed", type=options.SEED, default=0, show_default=True, help="Of what is drawn.")
+@options.formats()
 @options.width
 @options.output
 def kernels(files: tuple[str, ...], **given: Any) -> None:
@@ -114,20 +116,24 @@ def kernels(files: tuple[str, ...], **given: Any) -> None:
     gpuir eval kernels gemm.parquet --calibrate 32 --seed 1
     gpuir eval kernels gemm.parquet --leave-one-out device
     """
-    from gpuir.backends import scores
+    from gpuir.backends.scores import scores_report
     from gpuir.ir.errors import UsageError
 
     if not files:
         raise UsageError("no table is given", fix="gpuir eval kernels FILE...")
     _check_ahead(files, given["json_path"])
     tables, errors = evaluate(files, given)
+    head = {"kind": "kernels", "predictor": _predictor(), "calibrated_rows": given["calibrate"]}
+    head |= {"left_out": given["leave_one_out"], "seed": given["seed"]}
+    show_scores(scores_report(tables, errors, head), given)
+
+
+def show_scores(report: Report, given: Mapping[str, Any]) -> None:
+    """Scores as `--format` says, and as JSON in the file of `--json`."""
     if given["json_path"]:
-        head = {"kind": "kernels", "predictor": _predictor(), "calibrated_rows": given["calibrate"]}
-        head |= {"left_out": given["leave_one_out"], "seed": given["seed"]}
-        emit(scores.json_text(tables, errors, head), given["json_path"])
+        show(report, {**given, "format": "json", "output": given["json_path"]})
     if given["json_path"] != "-":
-        shape = layout(given["width"], given["output"])
-        emit(scores.report(tables, errors, shape), given["output"])
+        show(report, given)
 
 
 def _check_ahead(files: Sequence[str], written: str | None) -> None:

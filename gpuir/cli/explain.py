@@ -9,10 +9,11 @@ import click
 from gpuir.cli import options
 from gpuir.cli.lowering import analyze
 from gpuir.cli.modules import Loaded, load_modules
-from gpuir.cli.output import emit, layout, warn
+from gpuir.cli.output import emit, layout, show, warn
 
 if TYPE_CHECKING:
     from gpuir.backends.terminal import Layout
+    from gpuir.report.table import Report
 
 
 @click.command()
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 @options.target("A GPU, like a100. `gpuir targets` lists them.")
 @click.option("--fusions", is_flag=True, help="What each fusion saves, in bytes and time.")
 @click.option("--top", type=click.IntRange(0), help="Kernels or fusions listed.  [15]")
-@click.option("--format", type=click.Choice(["table", "json"]), default="table", help="[table]")
+@options.formats()
 @options.loading
 @options.costing
 @click.option("--width", type=click.IntRange(40), help="Columns of the text.  [the terminal's]")
@@ -49,15 +50,18 @@ def command(node: str | None, **given: Any) -> None:
         raise UsageError(
             "no node given", fix="name a kernel's result or a node of the model, or add --fusions"
         )
-    if not given["fusions"] and given["format"] != "table":
+    if not given["fusions"] and given["format"] != "text":
         raise UsageError(
             f"--format {given['format']} works only with --fusions",
             fix="leave --format out; gpuir analyze --format json has the terms of every kernel",
         )
-    text = fusions(given, loaded, warnings) if node is None else one(node, given, loaded, warnings)
+    found = fusions(given, loaded, warnings) if node is None else one(node, given, loaded, warnings)
     for warning in warnings:
         warn(warning)
-    emit(text, given["output"])
+    if isinstance(found, str):
+        emit(found, given["output"])
+    else:
+        show(found, given)
 
 
 def one(node: str, given: dict[str, Any], loaded: Loaded, warnings: list[str]) -> str:
@@ -101,10 +105,10 @@ def op_by_op(passes: str) -> str:
     return ",".join("fuse{rules=none}" if p.name == "fuse" else str(p) for p in kept)
 
 
-def fusions(given: dict[str, Any], loaded: Loaded, warnings: list[str]) -> str:
+def fusions(given: dict[str, Any], loaded: Loaded, warnings: list[str]) -> Report:
     """The model fused as the profile does, beside itself with each node's own launches."""
     import gpuir
-    from gpuir.backends.fusions import fusions_json, fusions_text
+    from gpuir.backends.fusions import fusions_report
     from gpuir.ir.errors import UsageError
     from gpuir.ir.graph import Level
     from gpuir.targets.profile import default_profile
@@ -125,7 +129,5 @@ def fusions(given: dict[str, Any], loaded: Loaded, warnings: list[str]) -> str:
     stack = gpuir.load_profile(default_profile(model))
     apart = {"pipeline": op_by_op(stack.passes), "profile": answers[0].graph.profile}
     unfused = analyze({**given, **apart, "schedule": ""}, loaded, warnings, model)
-    both = answers[0], unfused[0]
-    if given["format"] == "json":
-        return fusions_json(*both)
-    return fusions_text(*both, listing(given))
+    top = 15 if given["top"] is None else given["top"]
+    return fusions_report(answers[0], unfused[0], top)

@@ -60,12 +60,12 @@ def show(report: Report, given: Mapping[str, Any]) -> None:
     emit(FORMATS[given["format"]](report, shape), given["output"])
 
 
-def check_binary(format: str | None, path: str | None) -> None:
+def check_binary(format: str | None, path: str | None, fix: str = "-o FILE.parquet") -> None:
     """UsageError for bytes that would go to a terminal."""
     if format == "parquet" and path in (None, "-") and sys.stdout and sys.stdout.isatty():
         from gpuir.ir.errors import UsageError
 
-        raise UsageError("parquet is not text, and stdout is a terminal", fix="-o FILE.parquet")
+        raise UsageError("parquet is not text, and stdout is a terminal", fix=fix)
 
 
 def write(path: str, text: str | bytes) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -12,7 +11,7 @@ import click
 from gpuir.cli import options
 from gpuir.cli.lowering import analyze, once
 from gpuir.cli.modules import load_modules
-from gpuir.cli.output import check_ahead, emit, layout, progress, warn, write
+from gpuir.cli.output import check_ahead, check_binary, emit, progress, show, warn, write
 
 if TYPE_CHECKING:
     from gpuir.cli.modules import Loaded
@@ -82,7 +81,8 @@ MOST_TRIES = 1 << 30
 @click.option(
     "--top", type=click.IntRange(0), default=15, show_default=True, help="Kernels listed."
 )
-@click.option("--json", "as_json", is_flag=True, help="For programs.")
+@options.formats(help="Of what is printed; the schedule is text.")
+@options.as_json
 @options.width
 @click.option("-o", "--output", type=click.Path(), help="The schedule; - for stdout.")
 @options.load_modules
@@ -97,8 +97,9 @@ def command(**given: Any) -> None:
     gpuir analyze model.onnx --target h100-sxm --schedule best.sched
     gpuir tune model.onnx --target h100-sxm --store runs.db --measure "python3 bench.py" -o my.sched
     """
-    from gpuir.backends.tuning import tuning_json, tuning_text
+    from gpuir.backends.tuning import tuning_report
 
+    check_binary(given["format"], None, "gpuir tune ... > FILE.parquet")
     for name in ("output", "store"):
         check_ahead(given[name])
     found = run(given)
@@ -106,8 +107,7 @@ def command(**given: Any) -> None:
     if given["output"] == "-":
         emit(tiles)
         return
-    shape = replace(layout(given["width"]), top=given["top"])
-    emit(tuning_json(found) if given["as_json"] else tuning_text(found, shape))
+    show(tuning_report(found, given["top"]), {**given, "output": None})
     if given["output"]:
         write(given["output"], tiles)
 

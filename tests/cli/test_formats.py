@@ -18,6 +18,7 @@ pytestmark = pytest.mark.slow
 ENCODER = str(Path(__file__).parents[1] / "small_encoder.onnx")
 SHORT = ("--dims", "batch=2,seq=32", "--target", "a100")
 TABLES = "name,rows,width,dtype,lookups\na,1000,64,f32,10\nb,5000000,32,f32,1\n"
+SAMPLE = str(Path(__file__).parents[2] / "validation/sample/neusight_elementwise.parquet")
 MIXED = "2xl40s+2xa40"
 DAY = "time,live\n0:00,50\n8:00,3000\n20:00,200\n"
 MIG = ("--gpu", "a30", "--model", f"{ENCODER}:name=live:batch=1:seq=32:deadline=20ms")
@@ -43,6 +44,8 @@ COMMANDS = {  # and a field that tells its rows apart
     ("simulate", ENCODER, *SHORT[:2], "--cluster", MIXED, "--dp", "2", "--tp", "2"): "gpu",
     ("plan", ENCODER, *SHORT[:2], "--cluster", "2xl40s", "--tp", "1,2", "--train"): "tp",
     ("shard", "tables.csv", "--cluster", "2xl40s", "--seconds", "0"): "name",
+    ("explain", ENCODER, *SHORT, "--profile", "ort", "--fusions"): "path",
+    ("eval", "kernels", SAMPLE): "op",
     ("mig", "layouts", "a30"): "name",
     ("mig", "layouts", "a30", "--place", "2g.12gb+2x1g.6gb"): "start",
     ("mig", "plan", *MIG, "--ways", "mig,serial"): "plan",
@@ -76,3 +79,13 @@ def test_every_format_has_the_answer(
     parquet = pytest.importorskip("pyarrow.parquet", reason="pip install 'gpuir[sweep]'")
     table = parquet.read_table(tmp_path / "answer.parquet")
     assert table.num_rows == len(rows) and table.column_names == list(rows[0])
+
+
+def test_what_a_search_found_is_printed_beside_its_schedule(tmp_path: Path):
+    out = str(tmp_path / "a.sched")
+    args = ("tune", ENCODER, *SHORT, "--kernels", "1", "--tries", "20", "--search", "beam")
+    for flags in (("--json",), ("--format", "json")):
+        done = CliRunner().invoke(main, [*args, *flags, "-o", out])
+        assert json.loads(done.stdout)["schema"] == "gpuir.tune/1"
+    (row,) = csv.DictReader(StringIO(CliRunner().invoke(main, [*args, "--format", "csv"]).stdout))
+    assert row["kernel"].startswith("k.") and float(row["library.time_s"]) > 0
