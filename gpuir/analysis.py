@@ -8,6 +8,7 @@ from os import PathLike, fspath
 from typing import TYPE_CHECKING, Any, Unpack, cast
 
 from gpuir.cost.explain import Line, explained
+from gpuir.cost.habits import predictor_of
 from gpuir.cost.power import drawn
 from gpuir.cost.reading import work_of
 from gpuir.cost.strips import is_written_out
@@ -181,6 +182,8 @@ def costed(
     g = lower(g, profile=profile, tf32=tf32, target=g.target or target)
     if g.level < Level.costed:
         check(g, load_target(str(g.target or target)))
+    if predictor == "tile" and g.level < Level.costed:
+        predictor = predictor_of(profile_of(g), g) or predictor
     passes: tuple[Pass, ...] = ()
     tiles = schedule if isinstance(schedule, Schedule) else fspath(schedule)
     if g.level < Level.tiled:

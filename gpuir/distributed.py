@@ -11,12 +11,12 @@ from os import PathLike, fspath
 
 from gpuir.analysis import costed, lower
 from gpuir.cost.collective import collective_time
+from gpuir.cost.habits import predictor_of
 from gpuir.cost.table import Predictor
 from gpuir.ir.alike import shape_of
 from gpuir.ir.door import CALLED, FLAG, PATH, TEXT, Kind, named, of_type, real, takes, whole
 from gpuir.ir.errors import UsageError
 from gpuir.ir.graph import GRAPH, Graph, Level, Node, Value
-from gpuir.ir.notes import Cost
 from gpuir.ir.phases import is_training
 from gpuir.ir.types import DType, f32, tf32
 from gpuir.ir.verify import verify
@@ -24,6 +24,7 @@ from gpuir.ops.kernel import Collective
 from gpuir.passes.accumulate import additions
 from gpuir.passes.bucket import Bucket
 from gpuir.passes.manager import Pass, Pipeline
+from gpuir.passes.math import run_under
 from gpuir.passes.partition.balance import Weigh, longest_of, paced, roofline_s
 from gpuir.passes.partition.partition import Part as PartGraphs
 from gpuir.passes.partition.partition import Partition, partition
@@ -44,6 +45,7 @@ from gpuir.simulate.step import (
     Stage,
     Step,
     Where,
+    beside,
     exposed,
     interval_of,
     model_flops,
@@ -167,6 +169,9 @@ def _simulated(
     verify(graph)
     after = list(common.cut(graph, tuple(cuts(parallel))))
     cut = after[-1] if after else graph
+    stack = profile_of(run_under(graph, profile, tf32))
+    if predictor == "tile" and (own := predictor_of(stack, graph)) is not None:
+        predictor = own
     maker = _Maker(cluster, machine, parallel, profile, predictor, tf32, slow, common.runs)
     if parallel.pp > 1:
         parts, pipelined, interval, stages = maker.pipeline(cut)
@@ -175,6 +180,9 @@ def _simulated(
         part = maker.whole(cut)
         parts, pipelined, stages = (part,), None, ()
         time_s, interval = total_s(part.runs), interval_of(part.runs)
+    felt_s, again_s = beside(parts, stack.habits)
+    if interval is not None:
+        interval = interval[0] + felt_s + again_s, interval[1] + felt_s + again_s
     common.runs = maker.known
     first = parts[0].runs[0].graph
     dtype = product_dtype(graph, is_rounded(first))
@@ -191,7 +199,7 @@ def _simulated(
         target=", ".join(gpus),
         parallel=parallel,
         profile=profile_of(first),
-        time_s=time_s,
+        time_s=time_s + felt_s + again_s,
         parts=parts,
         flops=model_flops(graph) * parallel.microbatches,
         peak_flops_per_s=sum(x.count * gpus[x.gpu].peak("tensor", dtype) for x in used),
@@ -200,6 +208,8 @@ def _simulated(
         pipelined=pipelined,
         stages=stages,
         assumed=tuple(dict.fromkeys(assumed)),
+        felt_s=felt_s,
+        again_s=again_s,
         tp_shared=shared_by_tp(graph, after[0], parallel.tp) if parallel.tp > 1 else None,
     )
 
@@ -608,17 +618,10 @@ def slowed(costed: Graph, factor: float) -> Graph:
     nodes = (
         n
         if n.cost is None or isinstance(n.op, Collective)
-        else replace(n, cost=scaled(n.cost, factor))
+        else replace(n, cost=n.cost.scaled(factor))
         for n in costed.nodes
     )
     return replace(costed, nodes=tuple(nodes))
-
-
-def scaled(cost: Cost, factor: float) -> Cost:
-    """A cost of so many times as long."""
-    ends = cost.interval and (factor * cost.interval[0], factor * cost.interval[1])
-    terms = tuple((name, factor * s) for name, s in cost.terms)
-    return replace(cost, time_s=factor * cost.time_s, terms=terms, interval=ends)
 
 
 def in_pieces(costed: Graph, ranks: int) -> Graph:
@@ -632,7 +635,7 @@ def in_pieces(costed: Graph, ranks: int) -> Graph:
             return n
         x = n.op.collective
         pieces = x.group == "tp" and x.fn in ("all_gather", "reduce_scatter")
-        return replace(n, cost=scaled(n.cost, 1 / ranks)) if pieces else n
+        return replace(n, cost=n.cost.scaled(1 / ranks)) if pieces else n
 
     return replace(costed, nodes=tuple(map(shown, costed.nodes)))
 

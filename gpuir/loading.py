@@ -31,7 +31,7 @@ from gpuir.ir.errors import (
 from gpuir.ir.graph import Graph, Level
 from gpuir.ir.verify import verify
 from gpuir.plugins import blamed, installed, load_point, own_module, place
-from gpuir.targets.profile import profile_of, under
+from gpuir.targets.profile import on_own, profile_of, under
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from gpuir.frontends.model import Model
     from gpuir.frontends.torch.program import Program
     from gpuir.targets.profile import Profile
+    from gpuir.targets.recipe import Recipe
 
     Source = str | PathLike[str] | nn.Module | ExportedProgram | Program | ModelProto | bytes
 
@@ -54,11 +55,12 @@ class LoadOptions(TypedDict, total=False):
     exponent of a power law), `indices` which rows of a table lookups name (`zipf:1.05`, or by
     table); `converters` are your own, by operator; `strict` refuses an operator
     that has no converter. A torch module is run on `args` (one, or a tuple of them) and `kwargs`.
-    Of a Hugging Face config, `task` chooses the class, `dtype` the numbers (`f32`, `f16`, `bf16`)
-    and `attention` how it is computed (`sdpa`, `eager`); `phase` is `prefill` or `decode`, behind
-    `past` tokens, whose keys and values are kept in `cache_dtype`; with `mask` the attention mask
-    is an input. With `channels_last` all images, weights and inputs, of a torch program lie in
-    memory as torch.channels_last has them; without it as the program has them.
+    `dtype` are the numbers of a config's model and of a function's (`f32`, `f16`, `bf16`).
+    Of a Hugging Face config, `task` chooses the class and `attention` how it is computed (`sdpa`,
+    `eager`); `phase` is `prefill` or `decode`, behind `past` tokens, whose keys and values are kept
+    in `cache_dtype`; with `mask` the attention mask is an input. With `channels_last` all images,
+    weights and inputs, of a torch program lie in memory as torch.channels_last has them; without it
+    as the program has them.
 
     With `train` the graph is that of a training step: forward, and backward by torch's own rules
     or ours (`autodiff`: `torch`, the default where torch made the model and no LSTM, GRU or RNN is
@@ -68,7 +70,10 @@ class LoadOptions(TypedDict, total=False):
     recomputes modules: a glob of their paths, or `every=2`.
 
     `autocast` is mixed precision in a dtype (`f16`, `bf16`), as torch.autocast has it for CUDA, of
-    a run or a training step; with `fast_norms` layer and group norms are in that dtype too."""
+    a run or a training step; with `fast_norms` layer and group norms are in that dtype too.
+    `weights` are kept in a dtype of their own (`f32`, `f16`, `bf16`), and cast where they are read.
+    `recipe` is how a framework trains (`megatron-bf16`; `specs/recipes`): the profile and the
+    options of a step that are not given."""
 
     dims: Mapping[str, int]
     inputs: Mapping[str, tuple[int, ...]]
@@ -97,6 +102,8 @@ class LoadOptions(TypedDict, total=False):
     accumulate: bool
     autocast: str | None
     fast_norms: bool
+    weights: str | None
+    recipe: str | PathLike[str] | None
     checkpoint: str | None
 
 
@@ -106,12 +113,12 @@ TAKES = {  # which options each kind of model has a use for
     "a saved torch program": "dims inputs trip_counts expert_skew converters strict channels_last",
     "a torch program": "args kwargs dims inputs trip_counts expert_skew converters strict "
     "channels_last",
-    "a function": "dims inputs trip_counts expert_skew converters strict channels_last",
+    "a function": "dims dtype inputs trip_counts expert_skew converters strict channels_last",
     "a Hugging Face config": "dims task dtype attention phase past cache_dtype mask "
     "expert_skew converters strict channels_last",
 }
 TRAINING = (*("autodiff", "loss", "optimizer", "fused", "clip", "accumulate", "checkpoint"),)
-PRECISION = ("autocast", "fast_norms")
+PRECISION = ("autocast", "fast_norms", "weights")
 LOG = logging.getLogger("gpuir.loading")
 LOSS_SCALE = 65536.0  # torch.amp.GradScaler's first, which f16 alone needs
 
@@ -138,11 +145,19 @@ def load(
     or TextError when the file cannot be used.
     """
     _check_values(options)
+    recipe = _recipe(options)
     step = _Step.of(options)
+    if recipe and recipe.profile:
+        profile = recipe.profile if profile is None else on_own(profile, recipe.profile)
     indices = options.pop("indices", "")
     source = fspath(model) if isinstance(model, str | PathLike) else model
     path = source if isinstance(source, str) else ""
     note_input(path)
+    if recipe and recipe.dtype and not options.get("dtype"):
+        if is_torch(path) and not path.endswith(".pt2"):
+            options["dtype"] = recipe.dtype
+        elif recipe.dtype != "f32":
+            step = replace(step, convert=recipe.dtype)
     if path.endswith(".gir") or path == "-":
         graph = _load_text_file(path, options)
         graph = _with_indices(graph, indices) if indices else graph
@@ -197,6 +212,8 @@ class _Step:
     autocast: str | None = None
     fast_norms: bool = False
     checkpoint: str | None = None
+    weights: str | None = None
+    convert: str = ""
 
     @classmethod
     def of(cls, options: LoadOptions) -> _Step:
@@ -210,7 +227,7 @@ class _Step:
         if made.autodiff not in (None, "torch", "gpuir"):
             fix = nearest(made.autodiff, ("torch", "gpuir"))
             raise UsageError(f"autodiff {made.autodiff!r} is unknown", fix=fix)
-        ours = [n for n in ("loss", "autocast", "checkpoint") if getattr(made, n)]
+        ours = [n for n in ("loss", "autocast", "weights", "checkpoint") if getattr(made, n)]
         if made.autodiff == "torch" and ours:
             raise UsageError(
                 f"{', '.join(ours)} needs the derivatives of gpuir", fix="--autodiff gpuir"
@@ -237,7 +254,7 @@ class _Step:
     @property
     def by_torch(self) -> bool:
         """Whether AOTAutograd derives the backward pass of a torch program."""
-        ours = self.loss or self.autocast or self.checkpoint
+        ours = self.loss or self.autocast or self.weights or self.convert or self.checkpoint
         return self.train and self.autodiff != "gpuir" and not ours
 
     def run(
@@ -248,12 +265,13 @@ class _Step:
         tf32: bool | None = None,
     ) -> Graph:
         """The graph with what is asked for and not in it yet."""
-        if not (self.train or self.autocast):
+        if not (self.train or self.autocast or self.weights):
             return graph
         from gpuir.stacks.table import pipeline
 
         if not self.train:
-            return _of_file(path, lambda: pipeline(self.precision).run(graph))
+            passes = ",".join((*self.stored, *((self.precision,) if self.autocast else ())))
+            return _of_file(path, lambda: pipeline(passes).run(graph))
         derives = not any(role == "gradient" for _, role in graph.roles)
         graph = under(graph, profile, tf32) if derives else graph
         first = _recognizing(profile_of(graph)) if derives else []
@@ -270,6 +288,12 @@ class _Step:
         return replace(made, assumed=(*made.assumed, note))
 
     @property
+    def stored(self) -> list[str]:
+        """The passes that change what the model and its weights are in."""
+        found = [_pass("convert", dtype=self.convert)] if self.convert else []
+        return [*found, _pass("keep", dtype=self.weights)] if self.weights else found
+
+    @property
     def precision(self) -> str:
         """The pass of mixed precision."""
         return _pass("autocast", dtype=self.autocast, fast_norms=self.fast_norms or None)
@@ -280,7 +304,7 @@ class _Step:
         input alone, that of its parts all that they compute. It comes again behind autocast, since
         attention may be one kernel in 16 bits alone."""
         scale = {"loss_scale": LOSS_SCALE} if self.autocast == "f16" else {}
-        found = [*first]
+        found = [*self.stored, *first] if derives else [*first]
         if self.autocast:
             found += [self.precision, *first]
         if derives:
@@ -298,6 +322,22 @@ class _Step:
             given = {"fused": self.fused or None, "clip": self.clip or None}
             found.append(_pass("optimizer", kind=self.optimizer, **given, **scale))
         return ",".join(found)
+
+
+def _recipe(options: LoadOptions) -> Recipe | None:
+    """The recipe asked for, its options put beside those that are given."""
+    name = options.pop("recipe", None)
+    if name is None:
+        return None
+    from gpuir.targets.recipe import load_recipe
+
+    if not options.get("train"):
+        raise UsageError("a recipe is for a training step", fix="add --train")
+    recipe = load_recipe(fspath(name))
+    for field in ("weights", "autocast", "optimizer", "fused", "clip", "accumulate"):
+        if not options.get(field) and (value := getattr(recipe, field)):
+            options[field] = value
+    return recipe
 
 
 def _of_file(path: str, make: Callable[[], Graph]) -> Graph:
@@ -429,7 +469,7 @@ WORDS: Mapping[str, Rule] = {
             *(("task", '"causal-lm"'), ("dtype", '"bf16"'), ("attention", '"sdpa"')),
             *(("phase", '"decode"'), ("cache_dtype", '"f8e4m3"'), ("autodiff", '"gpuir"')),
             *(("loss", '"loss"'), ("optimizer", '"adamw"'), ("autocast", '"bf16"')),
-            ("checkpoint", '"every=2"'),
+            *(("checkpoint", '"every=2"'), ("weights", '"f32"')),
         )
     },
     **dict.fromkeys(
@@ -614,7 +654,7 @@ def _load_torch(model: Any, options: LoadOptions, step: _Step) -> Model:
         return load_torch(model, **given, **training)
     if program.is_built(model) and not model.startswith("hf:"):
         given = _checked(options, "a function", model)
-        made, left = program.built(model, given.pop("dims", {}))
+        made, left = program.built(model, given.pop("dims", {}), given.pop("dtype", ""))
         given |= {"dims": left, "name": program.function_name(model)}
     else:
         given = _checked(options, "a Hugging Face config", model)

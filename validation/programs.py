@@ -1,36 +1,70 @@
 """Models of published training runs, as torch modules without weights: decoders, mixtures of
-experts too, and encoders like BERT, written from the facts that `runs` reads."""
+experts too, and encoders like BERT. Their sizes are numbers, which `--dims` gives
+(`validation.zoo:decoder`)."""
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
-
-from validation.runs import Facts
 
 if TYPE_CHECKING:
     import torch
 
-Attention = Literal["library", "scores"]
 # What experts compute between their products: GPT-OSS (arXiv 2508.10925, section 2.2; its config).
 CLAMPED = {"interleaved": True, "alpha": 1.702, "beta": 1.0, "limit": 7.0}
 
 
 @dataclass(frozen=True)
+class Sizes:
+    """A decoder, or an encoder like BERT. What is 0 it has not.
+
+    Behind the first `dense` layers `experts` stand in place of the feed-forward, one `moe_ffn`
+    wide; each token has `top_k` of them, and all go through a feed-forward of `shared` beside.
+    Queries, keys and values may come from `q_rank` and `kv_rank` numbers a token (DeepSeek-V2,
+    arXiv 2405.04434, section 2.1): a head has `plain` without its place, `placed` with it, and
+    `value`. In every second layer a token sees a `window` of keys. Queries and keys may be `normed`
+    head by head. `further` layers predict the word after the next. Of a sequence `predicted` words
+    are predicted, or all."""
+
+    layers: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    head: int
+    ffn: int
+    vocab: int
+    gated: int = 0
+    rms: int = 0
+    rope: int = 0
+    tied: int = 0
+    bias: int = 0
+    squared: int = 0  # the activation is that of a squared ReLU
+    clamped: int = 0  # experts compute what those of GPT-OSS do
+    encoder: int = 0
+    predicted: int = 0
+    experts: int = 0
+    top_k: int = 0
+    moe_ffn: int = 0
+    shared: int = 0
+    dense: int = 0
+    q_rank: int = 0
+    kv_rank: int = 0
+    plain: int = 0
+    placed: int = 0
+    value: int = 0
+    window: int = 0
+    normed: int = 0
+    further: int = 0
+
+
+@dataclass(frozen=True)
 class Form:
-    """How a program is written.
+    """How a framework writes the program: attention as one call of the `library`, or its `scores`
+    (masked by an operator of its own with `masked`); `dropout` of the scores and of what each half
+    of a layer adds; logits that the loss reads in f32 with `wide_loss`; as many more runs of its
+    forward pass as `metrics`."""
 
-    Weights are stored as `weights` and cast where they are read to `compute`, the dtype of all
-    activations. Attention is one call of the `library`, or writes its `scores` (masked by an
-    operator of its own with `masked`). `dropout` is that of attention's scores and of what each
-    half of a layer adds. The loss reads logits in f32 with `wide_loss`; `metrics` are as many more
-    runs of its forward pass.
-    """
-
-    weights: torch.dtype
-    compute: torch.dtype
-    attention: Attention = "library"
+    attention: Literal["library", "scores"] = "library"
     masked: bool = False
     dropout: float = 0.0
     wide_loss: bool = True
@@ -38,18 +72,20 @@ class Form:
     gelu: Literal["none", "tanh"] = "tanh"
 
 
-def program(facts: Facts, layers: int, batch: int, seq: int, form: Form) -> tuple[Any, Any]:
-    """A model of so many layers, on the meta device, and its arguments: token ids and labels. It
-    gives the loss, and then the metrics."""
+def program(sizes: Sizes, batch: int, seq: int, form: Form) -> Any:
+    """A model on the meta device, and its arguments: token ids and labels. It gives the loss, and
+    then the metrics."""
     import torch
 
+    from gpuir.frontends.torch.program import Program
+
     with torch.device("meta"):
-        module = _module(facts, layers, batch, seq, form)
+        module = _module(sizes, batch, seq, form)
         ids = torch.zeros((batch, seq), dtype=torch.long)
-    return module.to(form.weights), (ids, ids)
+    return Program(module, (ids, ids), repeats=True)
 
 
-def _module(f: Facts, layers: int, batch: int, seq: int, form: Form) -> torch.nn.Module:
+def _module(f: Sizes, batch: int, seq: int, form: Form) -> torch.nn.Module:
     import torch
     import torch.nn.functional as F
     from torch import Tensor, nn
@@ -57,30 +93,15 @@ def _module(f: Facts, layers: int, batch: int, seq: int, form: Form) -> torch.nn
     from gpuir.frontends.torch.attention import attention as windowed
     from gpuir.frontends.torch.experts import experts as mixed
 
-    def read(weight: Tensor | None) -> Tensor | None:
-        return None if weight is None else weight.to(form.compute)
-
-    class Linear(nn.Linear):
-        def forward(self, input: Tensor) -> Tensor:
-            return F.linear(input, self.weight.to(form.compute), read(self.bias))
-
-    class Embedding(nn.Embedding):
-        def forward(self, input: Tensor) -> Tensor:
-            return F.embedding(input, self.weight.to(form.compute))
-
-    class LayerNorm(nn.LayerNorm):
-        def forward(self, input: Tensor) -> Tensor:
-            return F.layer_norm(input, self.normalized_shape, read(self.weight), read(self.bias))
-
     class RMSNorm(nn.RMSNorm):
         def forward(self, x: Tensor) -> Tensor:
-            return F.rms_norm(x, self.normalized_shape, read(self.weight), 1e-5)
+            return F.rms_norm(x, self.normalized_shape, self.weight, 1e-5)
 
     def norm(width: int = f.hidden) -> nn.Module:
-        return RMSNorm(width) if f.rms else LayerNorm(width, bias=f.bias)
+        return RMSNorm(width) if f.rms else nn.LayerNorm(width, bias=bool(f.bias))
 
     def linear(a: int, b: int) -> nn.Linear:
-        return Linear(a, b, bias=f.bias)
+        return nn.Linear(a, b, bias=bool(f.bias))
 
     class Core(nn.Module):
         """Attention of each token to those before it, within a `window` if there is one; of an
@@ -131,22 +152,20 @@ def _module(f: Facts, layers: int, batch: int, seq: int, form: Form) -> torch.nn
 
         def __init__(self) -> None:
             super().__init__()
-            assert f.latent
-            self.x = x = f.latent
-            self.q_down, self.q_norm = linear(f.hidden, x.q_rank), norm(x.q_rank)
-            self.kv_down, self.kv_norm = linear(f.hidden, x.kv_rank + x.placed), norm(x.kv_rank)
-            self.q_up = linear(x.q_rank, f.heads * (x.plain + x.placed))
-            self.kv_up = linear(x.kv_rank, f.heads * (x.plain + x.value))
+            self.q_down, self.q_norm = linear(f.hidden, f.q_rank), norm(f.q_rank)
+            self.kv_down, self.kv_norm = linear(f.hidden, f.kv_rank + f.placed), norm(f.kv_rank)
+            self.q_up = linear(f.q_rank, f.heads * (f.plain + f.placed))
+            self.kv_up = linear(f.kv_rank, f.heads * (f.plain + f.value))
 
         def forward(self, n: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, ...]:
-            x, (b, t, _) = self.x, n.shape
+            b, t, _ = n.shape
             queries = self.q_up(self.q_norm(self.q_down(n)))
-            latent, place = self.kv_down(n).split([x.kv_rank, x.placed], dim=-1)
+            latent, place = self.kv_down(n).split([f.kv_rank, f.placed], dim=-1)
             pairs = self.kv_up(self.kv_norm(latent))
             queries, pairs = (y.view(b, t, f.heads, -1).transpose(1, 2) for y in (queries, pairs))
-            q, q_place = queries.split([x.plain, x.placed], dim=-1)
-            k, v = pairs.split([x.plain, x.value], dim=-1)
-            place = rotated(place.view(b, 1, t, x.placed), cos, sin).expand(b, f.heads, t, x.placed)
+            q, q_place = queries.split([f.plain, f.placed], dim=-1)
+            k, v = pairs.split([f.plain, f.value], dim=-1)
+            place = rotated(place.view(b, 1, t, f.placed), cos, sin).expand(b, f.heads, t, f.placed)
             q = torch.cat([q, rotated(q_place, cos, sin)], dim=-1)
             return q, torch.cat([k, place], dim=-1), v
 
@@ -155,8 +174,7 @@ def _module(f: Facts, layers: int, batch: int, seq: int, form: Form) -> torch.nn
 
         def __init__(self) -> None:
             super().__init__()
-            assert f.mixture
-            self.top_k, count, width = f.mixture.top_k, f.mixture.experts, f.mixture.ffn
+            count, width = f.experts, f.moe_ffn
             rows = width * (2 if f.gated else 1)
             self.router = linear(f.hidden, count)
             self.up = nn.Parameter(torch.zeros(count, rows, f.hidden))
@@ -167,21 +185,20 @@ def _module(f: Facts, layers: int, batch: int, seq: int, form: Form) -> torch.nn
         def forward(self, n: Tensor) -> Tensor:
             rows = n.flatten(0, 1)
             chances = F.softmax(self.router(rows).float(), dim=-1)
-            shares, which = chances.topk(self.top_k, dim=-1)
-            shares = (shares / shares.sum(-1, keepdim=True)).to(form.compute)
-            weights = (read(w) for w in (self.up, self.down, self.up_bias, self.down_bias))
-            how = CLAMPED if f.activation == "clamped swiglu" else {}
+            shares, which = chances.topk(f.top_k, dim=-1)
+            shares = (shares / shares.sum(-1, keepdim=True)).to(n.dtype)
+            weights = (self.up, self.down, self.up_bias, self.down_bias)
+            how = CLAMPED if f.clamped else {}
             return mixed(rows, which, shares, *weights, **how).view_as(n)
 
     class Layer(nn.Module):
         def __init__(self, at: int) -> None:
             super().__init__()
             self.n1, self.n2 = norm(), norm()
-            self.heads = LatentHeads() if f.latent else Heads()
-            value = f.latent.value if f.latent else f.head
-            self.o = linear(f.heads * value, f.hidden)
-            self.experts = Experts() if f.mixture and at >= f.mixture.dense else None
-            width = f.mixture.shared if f.mixture and self.experts else f.ffn
+            self.heads = LatentHeads() if f.q_rank else Heads()
+            self.o = linear(f.heads * (f.value if f.q_rank else f.head), f.hidden)
+            self.experts = Experts() if f.experts and at >= f.dense else None
+            width = f.shared if self.experts else f.ffn
             self.up = linear(f.hidden, width * (2 if f.gated else 1)) if width else None
             self.down = linear(width, f.hidden) if width else None
             self.core = Core(0 if at % 2 else f.window)
@@ -202,7 +219,7 @@ def _module(f: Facts, layers: int, batch: int, seq: int, form: Form) -> torch.nn
             if f.gated:
                 gate, up = up.chunk(2, dim=-1)
                 up = F.silu(gate) * up
-            elif f.activation == "squared relu":
+            elif f.squared:
                 up = F.relu(up).square()
             else:
                 up = F.gelu(up, approximate=form.gelu)
@@ -218,7 +235,7 @@ def _module(f: Facts, layers: int, batch: int, seq: int, form: Form) -> torch.nn
 
         def __init__(self) -> None:
             super().__init__()
-            self.n1, self.n2, self.layer = norm(), norm(), Layer(layers)
+            self.n1, self.n2, self.layer = norm(), norm(), Layer(f.layers)
             self.joined = linear(2 * f.hidden, f.hidden)
 
         def forward(self, x: Tensor, words: Tensor, *rest: Tensor) -> Tensor:
@@ -227,16 +244,16 @@ def _module(f: Facts, layers: int, batch: int, seq: int, form: Form) -> torch.nn
     class Model(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.embedding = Embedding(f.vocab, f.hidden)
-            self.places = None if f.rope else Embedding(seq, f.hidden)
-            self.layers = nn.ModuleList(Layer(i) for i in range(layers))
+            self.embedding = nn.Embedding(f.vocab, f.hidden)
+            self.places = None if f.rope else nn.Embedding(seq, f.hidden)
+            self.layers = nn.ModuleList(Layer(i) for i in range(f.layers))
             self.further = nn.ModuleList(Further() for _ in range(f.further))
             self.norm = norm()
-            self.head = None if f.tied else Linear(f.hidden, f.vocab, bias=False)
+            self.head = None if f.tied else nn.Linear(f.hidden, f.vocab, bias=False)
             self.cos: Tensor
             self.sin: Tensor
             self.padding: Tensor
-            placed = f.latent.placed if f.latent else f.head
+            placed = f.placed if f.q_rank else f.head
             self.register_buffer("cos", torch.zeros(seq, placed))
             self.register_buffer("sin", torch.zeros(seq, placed))
             self.register_buffer("padding", torch.zeros(batch, 1, 1, seq))
@@ -244,7 +261,7 @@ def _module(f: Facts, layers: int, batch: int, seq: int, form: Form) -> torch.nn
         def forward(self, ids: Tensor, labels: Tensor) -> tuple[Tensor, ...]:
             words = x = self.embedding(ids)
             if self.places is not None:
-                x = x + self.places.weight.to(form.compute)
+                x = x + self.places.weight
             ends = self.cos, self.sin, self.padding
             for layer in self.layers:
                 x = layer(x, *ends)
@@ -259,13 +276,9 @@ def _module(f: Facts, layers: int, batch: int, seq: int, form: Form) -> torch.nn
         def words(self, x: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
             """The scores of all words, and which are right."""
             x = self.norm(x)
-            if f.predicted < 1:
-                kept = math.ceil(x.shape[1] * f.predicted)
-                x, labels = x[:, :kept], labels[:, :kept]
-            if self.head is None:
-                logits = F.linear(x, self.embedding.weight.to(form.compute))
-            else:
-                logits = self.head(x)
+            if f.predicted:
+                x, labels = x[:, : f.predicted], labels[:, : f.predicted]
+            logits = F.linear(x, self.embedding.weight) if self.head is None else self.head(x)
             logits = logits.flatten(0, 1)
             return logits.float() if form.wide_loss else logits, labels.flatten()
 

@@ -1,40 +1,99 @@
-"""A step of a published run, predicted by what users run: `gpuir.load` of a program with its
-backward pass and optimizer, and `gpuir.simulate_ranks` of it on a cluster.
+"""A step of a published run, by what a user runs: `gpuir simulate`, and the same call in Python.
 
-Layers are alike, or by turns. Without a pipeline two short models, of FEW layers and of one turn
-more, are simulated, and say what one more turn adds: a line through both gives the whole model
-(`tests/validation/test_training.py` compares it with the whole). Pipelines are simulated whole.
+What a table calls software is a model of `validation.zoo`, a recipe and a profile of gpuir, and
+options of both; what its page does not say is assumed, and said.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
+from typing import Any
 
 import gpuir
-from gpuir.ir.phases import phase_of
-from gpuir.ops import kernel as k
-from gpuir.simulate.step import Run as Executed
+from gpuir.passes.microbatch import Microbatch
+from gpuir.simulate.parallel import Parallel
 from gpuir.simulate.step import Step
 from gpuir.targets.cluster import Cluster, cluster_names, load_cluster
-from validation.programs import program
-from validation.runs import Run
-from validation.software import Software, software_of
+from validation.commands import Row, line
+from validation.precisions import precision_of
+from validation.runs import EXAMPLES, LLM_FOUNDRY, MEGATRON_LM, MEGATRON_ON_FOUR, Run
 
-FEW = 2  # and first ones of another kind
-LAST = ".down/"  # in the location of a block's last product
 NETWORK = "the network between nodes"
+NARROW = ("fp8", "mxfp8")
+# Releases of Megatron Core with the kernels of 2024.
+OF_2024 = ("NeMo container 24", "r0.8.0, July 2024")
+# Megatron Core: products and collectives of tensor ranks in pieces that run beside each other, and
+# the distributed optimizer (its README; docs of NeMo, performance).
+CORE = (
+    *("NeMo / Megatron Core", "Megatron-Bridge / Megatron Core"),
+    "Megatron-LM / Megatron Core",
+)
+PASS_TOKENS = 16384  # assumed, of a rank and pass, where a page does not print them
+EXCHANGE = "tokens go to experts by all_to_all, a row for each, and nothing runs beside it"
+ONE_BY_ONE = ("September 2020", "April 2021")  # before norms were cut along the sequence
+# Constants of its profile were fitted to these models of llm-foundry's.
+FITTED = ("mpt-1b", "mpt-7b")
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What is asked of gpuir for a run: a model of the zoo with its sizes, the batch of a step over
+    all ranks, the layout, the options of a step, and what of all that its page does not say."""
+
+    model: str
+    dims: Mapping[str, int]
+    cluster: str
+    parallel: Parallel
+    recipe: str
+    profile: str | None = None
+    tf32: bool = False
+    more: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    assumed: tuple[str, ...] = ()
+
+    def step(self) -> Step:
+        graph = gpuir.load(
+            self.model,
+            dims=self.dims,
+            train=True,
+            autodiff="gpuir",
+            recipe=self.recipe,
+            profile=self.profile,
+            tf32=self.tf32,
+            warn=lambda _: None,
+            **self.more,
+        )
+        return gpuir.simulate_ranks(
+            Microbatch(self.parallel.microbatches).run(graph),
+            self.cluster,
+            self.parallel,
+            profile=self.profile,
+            tf32=self.tf32,
+        )
+
+    @property
+    def command(self) -> str:
+        plain = asdict(Parallel())
+        layout = {n: v for n, v in asdict(self.parallel).items() if v != plain[n]}
+        options: dict[str, Any] = {"cluster": self.cluster, **layout, "dims": self.dims}
+        options |= {"train": True, "autodiff": "gpuir", "recipe": self.recipe}
+        options |= {"profile": self.profile, **self.more, "tf32" if self.tf32 else "no-tf32": True}
+        return line("simulate", self.model, options)
 
 
 @dataclass(frozen=True)
 class Forecast:
     """A run, and what is predicted of it by part: seconds that add up; between what 80 % of
-    measurements lie, as far as kernels can say; what was assumed."""
+    measurements lie, as far as kernels can say; what was asked, and what of it is assumed."""
 
     run: Run
     parts: Mapping[str, float]
     interval: tuple[float, float]
-    assumed: tuple[str, ...]
+    asked: Asked
+
+    @property
+    def assumed(self) -> tuple[str, ...]:
+        return self.asked.assumed
 
     @property
     def time_s(self) -> float:
@@ -54,70 +113,116 @@ class Forecast:
         low, high = self.interval
         return low <= self.run.measured_s <= high
 
+    @property
+    def row(self) -> Row:
+        return Row(self.time_s, "s", self.asked.command, "time_s")
+
 
 def forecast(run: Run) -> Forecast:
-    software = software_of(run)
-    cluster, silent = cluster_of(run)
-    layers, turn = run.facts.layers, 2 if run.facts.window else 1
-    least = FEW + (run.facts.mixture.dense if run.facts.mixture else 0)
-    if run.pp > 1 or layers <= least + turn:
-        parts = parts_of(simulated(run, software, cluster, layers), software)
-    else:
-        depths = least, least + turn
-        few, many = (parts_of(simulated(run, software, cluster, n), software) for n in depths)
-        more = (layers - depths[1]) / turn
-        parts = {n: many[n] + more * (many[n] - few[n]) for n in many}
-    ends = parts.pop("low"), parts.pop("high")
-    return Forecast(run, parts, ends, (*software.assumed, *silent))
+    asked = asked_of(run)
+    step = asked.step()
+    return Forecast(run, parts_of(step), step.interval or (step.time_s, step.time_s), asked)
 
 
-def simulated(run: Run, software: Software, cluster: Cluster, layers: int) -> Step:
-    """A step of the run's model with so many layers."""
-    batch = software.micro * run.dp
-    module, args = program(run.facts, layers, batch, run.seq, software.form)
-    graph = gpuir.load(
-        module,
-        args=args,
-        train=True,
-        autodiff="gpuir",
-        profile=software.profile,
-        tf32=run.dtype == "tf32",
-        warn=lambda _: None,
-        **software.options,
-    )
-    return gpuir.simulate_ranks(
-        graph,
-        cluster.name,
-        software.parallel,
-        profile=software.profile,
-        tf32=run.dtype == "tf32",
-        predictor=software.kernels,
-    )
-
-
-def parts_of(step: Step, software: Software) -> dict[str, float]:
+def parts_of(step: Step) -> dict[str, float]:
     """Seconds of the ranks that are busy longest: what kernels take, what they wait for collectives
-    and for other ranks of a pipeline, the rest (the host; kernels slower beside collectives), what
-    of hidden collectives is felt all the same, and what is recomputed for nobody. And both ends of
-    the interval."""
-    own = step.slowest
-    hidden = sum(x.time_s - x.exposed_s for x in own.traffic)
-    parts = {"kernels": own.kernels_s, "exposed": step.exposed_s, "bubble": step.idle_s}
-    parts["rest"] = step.time_s - sum(parts.values())
-    parts["felt"] = software.felt * hidden
-    parts["again"] = sum(map(last_products_s, own.runs)) if software.reentrant else 0.0
-    more = parts["felt"] + parts["again"]
-    low, high = step.interval or (step.time_s, step.time_s)
-    return parts | {"low": low + more, "high": high + more}
+    and for other ranks of a pipeline, what of hidden collectives is felt all the same, what is run
+    again for nobody, and the rest (the host; kernels slower beside collectives)."""
+    parts = {
+        "kernels": step.slowest.kernels_s,
+        "exposed": step.exposed_s,
+        "bubble": step.idle_s,
+        "felt": step.felt_s,
+        "again": step.again_s,
+    }
+    return parts | {"rest": step.time_s - sum(parts.values())}
 
 
-def last_products_s(run: Executed) -> float:
-    """What the last products of a rank's blocks take in the forward pass."""
-    return run.times * sum(
-        n.cost.time_s
-        for n in run.graph.nodes
-        if n.cost and isinstance(n.op, k.Gemm) and not phase_of(n) and LAST in n.locs[0]
+def asked_of(run: Run) -> Asked:
+    """What ran."""
+    micro, assumed = _micro(run)
+    cluster, silent = cluster_of(run)
+    parallel = _parallel(run, micro)
+    given: dict[str, Any] = {"cluster": cluster.name, "parallel": parallel}
+    given["dims"] = {"batch": run.batch, "seq": run.seq, **_sizes(run)}
+    dtype = {"dtype": "f16" if run.dtype == "fp16" else "bf16"}
+    full = {"checkpoint": "layers.*"} if run.recomputed.startswith("full") else {}
+    if run.framework == LLM_FOUNDRY:
+        kind = "pure-bf16" if run.is_pure else "fp8" if run.dtype == "fp8" else "bf16"
+        more = {**full, **(dtype if run.dtype == "fp16" else {})}
+        model, given["recipe"] = "mpt", f"llm-foundry-{kind}"
+        if run.is_pure and run.dtype in NARROW:
+            given["profile"] = f"llm-foundry+products={run.dtype}"
+    elif run.framework == MEGATRON_LM:
+        model, given["recipe"] = "gpt", "megatron-lm-fp16"
+        if run.recomputed.startswith("selective"):
+            full = {"checkpoint": "layers.*.core"}
+        more = {**full, **(dtype if run.dtype != "fp16" else {})}
+    elif run.framework == MEGATRON_ON_FOUR:
+        # Gradients are added to buffers, which are summed over ranks when all are there
+        # (megatron/core/distributed: main_grad; overlap_grad_reduce is off by default).
+        model, given["recipe"] = "gpt_in_f32", "megatron-lm-f32"
+        more = {**full, **({"accumulate": True} if run.pp == 1 else {})}
+    elif run.framework == EXAMPLES:
+        precision = precision_of(run.dtype)
+        model, more = "bert", full
+        given["recipe"] = f"autocast-{precision.autocast}" if precision.autocast else "eager-f32"
+        given["tf32"] = run.dtype == "tf32"
+    else:
+        kind = run.dtype if run.dtype in NARROW else "bf16"
+        model, given["recipe"] = "decoder", f"megatron-{kind}"
+        more = dtype if run.dtype == "fp16" else {}
+        if run.version.startswith(OF_2024):
+            narrow = f"+products={kind}" if kind in NARROW else ""
+            given["profile"] = f"megatron-2024{narrow}"
+        assumed = ("no recomputation", *(EXCHANGE,) * (run.ep > 1), *assumed)
+    return Asked(f"validation.zoo:{model}", more=more, assumed=(*assumed, *silent), **given)
+
+
+def _sizes(run: Run) -> dict[str, int]:
+    return {name: n for name, n in asdict(run.sizes).items() if n}
+
+
+def _micro(run: Run) -> tuple[int, tuple[str, ...]]:
+    """Sequences a rank and pass."""
+    if run.micro:
+        return run.micro, ()
+    most = min(max(PASS_TOKENS // run.seq, 1), run.batch // run.dp)
+    fits = max(n for n in range(1, most + 1) if run.batch // run.dp % n == 0)
+    return fits, (f"the micro batch is as many sequences as {PASS_TOKENS:,} tokens are",)
+
+
+def is_fitted(run: Run) -> bool:
+    """Whether constants of its profile were fitted to a run."""
+    return run.framework == LLM_FOUNDRY and run.model in FITTED
+
+
+def _parallel(run: Run, micro: int) -> Parallel:
+    """FSDP is stage 3: `SHARD_GRAD_OP` too, though it gathers weights once a pass and not twice.
+    Megatron Core's distributed optimizer is stage 1. Ranks that share experts have tokens of their
+    own, and count to the table's dp."""
+    zero, dp = 0, run.dp // run.ep
+    if dp > 1:
+        zero = 3 if run.is_fsdp else 1 if run.framework in CORE else 0
+    chunks = max(run.vp, 1) if run.pp > 1 else 1
+    return Parallel(
+        dp=dp,
+        ep=run.ep,
+        tp=run.tp,
+        pp=run.pp,
+        cp=run.cp,
+        zero=zero,
+        sequence=sequential(run),
+        overlap=sequential(run) and run.framework in CORE,
+        microbatches=run.batch // run.dp // micro,
+        chunks=chunks,
+        schedule="interleaved" if chunks > 1 else "1f1b",
     )
+
+
+def sequential(run: Run) -> bool:
+    """Whether norms and residuals are cut along the sequence: since 2022 (arXiv 2205.05198)."""
+    return run.tp > 1 and run.framework != MEGATRON_ON_FOUR and run.version not in ONE_BY_ONE
 
 
 def cluster_of(run: Run) -> tuple[Cluster, tuple[str, ...]]:

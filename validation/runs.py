@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
-from math import inf
+from dataclasses import dataclass, replace
+from math import ceil, inf
 from pathlib import Path
 from typing import Any, cast
 
@@ -19,6 +19,7 @@ from gpuir.fit.tables import target_of
 from gpuir.ir.errors import UsageError
 from validation.eager import DEVICES
 from validation.precisions import precision_of
+from validation.programs import Sizes
 
 MODELS_FILE = "models.json"
 # Software, as tables call it.
@@ -35,110 +36,43 @@ NO_COUNT = "{} is no count"
 COLUMNS = (*WORDS, *MORE_WORDS, *COUNTS, *MORE_COUNTS, "step_time_s")
 
 
-@dataclass(frozen=True)
-class Mixture:
-    """Experts in place of a feed-forward, but for the first `dense` layers: how many there are, and
-    each token has, how wide one is, and what all tokens go through beside them (0: nothing)."""
-
-    experts: int
-    top_k: int
-    ffn: int
-    shared: int
-    dense: int
-
-
-@dataclass(frozen=True)
-class Latent:
-    """Attention whose queries, keys and values come from few numbers a token (DeepSeek-V2, arXiv
-    2405.04434, section 2.1): the ranks of both, and what a head has without and with its place, and
-    of a value."""
-
-    q_rank: int
-    kv_rank: int
-    plain: int
-    placed: int
-    value: int
-
-
-@dataclass(frozen=True)
-class Facts:
-    """A decoder, or an encoder like BERT: sizes that models.json gives. `pattern` and the like of
-    hybrids are not read, nor sinks of attention: a number a head."""
-
-    layers: int
-    hidden: int
-    heads: int
-    kv_heads: int
-    head: int
-    ffn: int
-    vocab: int
-    gated: bool
-    activation: str
-    rms: bool
-    rope: bool
-    tied: bool
-    bias: bool
-    encoder: bool = False
-    predicted: float = 1.0  # share of tokens whose words are
-    mixture: Mixture | None = None
-    latent: Latent | None = None
-    window: int = 0  # keys that a token sees in every second layer (0: all)
-    normed: bool = False  # queries and keys, head by head
-    further: int = 0  # layers behind, that predict the word after the next
-
-    @staticmethod
-    def of(found: Mapping[str, Any]) -> Facts | str:
-        """The facts, or why they are none that a graph is made from."""
-        kind = str(found.get("kind", "no kind"))
-        if kind not in ("dense decoder", "MoE decoder"):
-            return f"a {kind} is not modelled"
-        lacking = _lacking(found)
-        if lacking:
-            return f"the facts of a model have no {', '.join(lacking)}"
-        layers, hidden, heads, kv_heads, head, ffn, vocab = (int(found[n]) for n in SIZES)
-        return Facts(
-            *(layers, hidden, heads, kv_heads, head, ffn, vocab),
-            gated=bool(found["gated"]),
-            activation=str(found["activation"]),
-            rms=found["norm"] == "rmsnorm",
-            rope=found["position"] == "rope",
-            tied=bool(found["tied_embedding"]),
-            bias=bool(found["bias"]),
-            mixture=_mixture(found),
-            latent=_latent(found),
-            window=int(found.get("sliding_window", 0)) if found.get("sliding_layers") else 0,
-            normed=bool(found.get("qk_norm")),
-            further=int(found.get("mtp_layers", 0)),
-        )
-
-    @property
-    def attention_weights(self) -> int:
-        """Cells of the weights of a layer's attention, without biases and norms."""
-        if self.latent is None:
-            return self.hidden * self.head * 2 * (self.heads + self.kv_heads)
-        x = self.latent
-        queries = x.q_rank * (self.hidden + self.heads * (x.plain + x.placed))
-        keys = self.hidden * (x.kv_rank + x.placed) + x.kv_rank * self.heads * (x.plain + x.value)
-        return queries + keys + self.heads * x.value * self.hidden
-
-    def layer_weights(self, at: int) -> int:
-        """Cells of the weights of a layer, without biases and norms."""
-        width, router = self.ffn, 0
-        if self.mixture and at >= self.mixture.dense:
-            x = self.mixture
-            width, router = x.experts * x.ffn + x.shared, x.experts * self.hidden
-        products = 3 if self.gated else 2
-        return self.attention_weights + products * self.hidden * width + router
-
-    @property
-    def end_weights(self) -> int:
-        """Cells of the embedding, and of the head where that has its own."""
-        return self.vocab * self.hidden * (1 if self.tied else 2)
+def sizes_of(found: Mapping[str, Any]) -> Sizes | str:
+    """The sizes of a model of models.json, or why they are none that a graph is made from.
+    `pattern` and the like of hybrids are not read, nor sinks of attention: a number a head."""
+    kind = str(found.get("kind", "no kind"))
+    if kind not in ("dense decoder", "MoE decoder"):
+        return f"a {kind} is not modelled"
+    if lacking := _lacking(found):
+        return f"the facts of a model have no {', '.join(lacking)}"
+    layers, hidden, heads, kv_heads, head, ffn, vocab = (int(found[n]) for n in SIZES)
+    more = dict(zip(EXPERTS, (int(found[n]) for n in OF_EXPERTS))) if "experts" in found else {}
+    if "experts" in found:
+        shared = int(found.get("shared_experts", 0)) * int(found.get("shared_ffn", 0))
+        more |= {"shared": shared, "clamped": int(found["activation"] == "clamped swiglu")}
+    if found.get("attention") == "MLA":
+        more |= dict(zip(LATENTS, (int(found[n]) for n in OF_LATENTS)))
+    return Sizes(
+        *(layers, hidden, heads, kv_heads, head, ffn, vocab),
+        gated=int(bool(found["gated"])),
+        squared=int(found["activation"] == "squared relu"),
+        rms=int(found["norm"] == "rmsnorm"),
+        rope=int(found["position"] == "rope"),
+        tied=int(bool(found["tied_embedding"])),
+        bias=int(bool(found["bias"])),
+        window=int(found.get("sliding_window", 0)) if found.get("sliding_layers") else 0,
+        normed=int(bool(found.get("qk_norm"))),
+        further=int(found.get("mtp_layers", 0)),
+        **more,
+    )
 
 
 SIZES = ("layers", "hidden", "heads", "kv_heads", "head_dim", "ffn", "vocab")
 WORDS_OF = ("gated", "activation", "norm", "position", "tied_embedding", "bias")
 OF_EXPERTS = ("experts", "top_k", "moe_ffn", "dense_layers")
+EXPERTS, LATENTS = (
+    ("experts", "top_k", "moe_ffn", "dense"),
+    ("q_rank", "kv_rank", "plain", "placed", "value"),
+)
 OF_LATENTS = ("q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
 
 
@@ -154,18 +88,6 @@ def _lacking(found: Mapping[str, Any]) -> list[str]:
     return [*none, *(n for n in WORDS_OF if n not in found)]
 
 
-def _mixture(found: Mapping[str, Any]) -> Mixture | None:
-    if "experts" not in found:
-        return None
-    shared = int(found.get("shared_experts", 0)) * int(found.get("shared_ffn", 0))
-    experts, top_k, ffn, dense = (int(found[n]) for n in OF_EXPERTS)
-    return Mixture(experts, top_k, ffn, shared, dense)
-
-
-def _latent(found: Mapping[str, Any]) -> Latent | None:
-    return Latent(*(int(found[n]) for n in OF_LATENTS)) if found.get("attention") == "MLA" else None
-
-
 @dataclass(frozen=True)
 class Run:
     """A run: what ran, how it was laid out, and the seconds of an optimizer step, measured.
@@ -177,7 +99,7 @@ class Run:
 
     id: str
     model: str
-    facts: Facts
+    sizes: Sizes
     task: str
     seq: int
     gpu: str
@@ -285,9 +207,9 @@ def _run(line: Mapping[str, Any], models: Mapping[str, Mapping[str, Any]]) -> Ru
         return "the page contradicts itself (doubt)"
     if line["model"] not in models:
         return f"no facts of {line['model']}"
-    facts = Facts.of(models[line["model"]])
-    if isinstance(facts, str):
-        return facts
+    sizes = sizes_of(models[line["model"]])
+    if isinstance(sizes, str):
+        return sizes
     target = target_of(line["gpu"])
     if target is None:
         return f"no target is called {line['gpu']}"
@@ -304,10 +226,10 @@ def _run(line: Mapping[str, Any], models: Mapping[str, Mapping[str, Any]]) -> Ru
     if counts["global_batch"] % counts["dp"]:
         return "the batch does not divide over data ranks"
     ep = counts["ep"] or 1
-    if counts["dp"] % ep or (ep > 1 and facts.mixture is None):
+    if counts["dp"] % ep or (ep > 1 and not sizes.experts):
         return "its ranks do not share experts as the page says"
     return Run(
-        *(line["id"], line["model"], facts, line["task"], counts["seq"], line["gpu"], target.name),
+        *(line["id"], line["model"], sizes, line["task"], counts["seq"], line["gpu"], target.name),
         *(counts["gpus"], counts["gpus_per_node"] or 8, line["interconnect"]),
         *(counts["dp"], counts["tp"], counts["pp"], counts["vp"], counts["cp"]),
         *(line["sharding"], counts["micro_batch"], counts["global_batch"], line["dtype"]),
@@ -321,7 +243,7 @@ def _run(line: Mapping[str, Any], models: Mapping[str, Mapping[str, Any]]) -> Ru
 # BERT-large (arXiv 1810.04805), its vocabulary padded to 8; words are predicted where they are
 # masked, 20 of 128 tokens and 80 of 512, or spans of an answer alone (DeepLearningExamples,
 # PyTorch/LanguageModeling/BERT: max_predictions_per_seq, dense_sequence_output).
-BERT = (24, 1024, 16, 16, 64, 4096, 30528, False, "gelu", False, False, True, True, True)
+BERT = Sizes(24, 1024, 16, 16, 64, 4096, 30528, tied=1, bias=1, encoder=1)
 BERTS = {"bert-large": 20 / 128, "bert-large-squad": 1 / 384}
 # Of sequences that are this long a step of V100 in f32 would run at 19 Tflop/s, above its peak of
 # 15.7: 2,048 of them take 107.8 s on the page. So they must be shorter; how short is not printed.
@@ -366,7 +288,8 @@ def _other(line: Mapping[str, Any]) -> Run | str:
             return NO_COUNT.format(name)
     ranks, batch, passes, seq = counts.values()
     return Run(
-        *(line["id"], model, Facts(*BERT, BERTS[model]), "pretrain", seq, line["gpu"]),
+        *(line["id"], model, replace(BERT, predicted=ceil(seq * BERTS[model])), "pretrain", seq),
+        line["gpu"],
         *(target.name, ranks, 8, "", ranks, 1, 1, 1, 1, "DDP", batch, batch * passes * ranks),
         *(line["dtype"].lower(), "none", EXAMPLES, line["version"], False, line["step_time_s"]),
     )
@@ -426,10 +349,8 @@ def _label(line: Mapping[str, Any], configs: Mapping[str, Mapping[str, Any]]) ->
 GPT2 = ("n_embd", "n_head", "n_layer", "vocab_size")
 
 
-def _gpt2(config: Mapping[str, Any]) -> Facts:
+def _gpt2(config: Mapping[str, Any]) -> Sizes:
     hidden, heads = int(config["n_embd"]), int(config["n_head"])
     vocab = -(-int(config["vocab_size"]) // 128) * 128  # make_vocab_size_divisible_by
-    return Facts(
-        *(int(config["n_layer"]), hidden, heads, heads, hidden // heads, 4 * hidden, vocab),
-        *(False, "gelu", False, False, True, True),
-    )
+    size = int(config["n_layer"]), hidden, heads, heads, hidden // heads, 4 * hidden, vocab
+    return Sizes(*size, tied=1, bias=1)

@@ -14,9 +14,9 @@ import numpy as np
 
 from gpuir.cli import options
 from gpuir.cli.output import check_ahead, emit, layout, note
-from validation import runs
+from validation import commands, runs
+from validation.ranks import is_fitted
 from validation.runs import Run
-from validation.software import is_fitted
 
 if TYPE_CHECKING:
     from gpuir.backends.terminal import Layout, Page
@@ -187,6 +187,7 @@ def _case(file: str, f: Forecast) -> dict[str, Any]:
         "interval_s": [float(f"{x:.6g}") for x in f.interval],
         "parts_s": _rounded(f.parts),
         "assumed": list(f.assumed),
+        "command": f.asked.command,
     }
 
 
@@ -270,6 +271,7 @@ def _groups(page: Page, groups: Sequence[Errors]) -> None:
     help=f"Facts of the models.  [{runs.MODELS_FILE} or {CONFIGS_FILE} beside them]",
 )
 @click.option("--json", "json_path", type=click.Path(), help="Write the scores here as JSON.")
+@commands.option
 @options.width
 @options.output
 def training(files: tuple[str, ...], **given: Any) -> None:
@@ -281,6 +283,7 @@ def training(files: tuple[str, ...], **given: Any) -> None:
     \b
     gpuir eval training llm_training.csv
     gpuir eval training llm_training.csv --json scores.json
+    gpuir eval training llm_training.csv --commands
     gpuir eval training model_labels.csv          (the lines of several GPUs)
     gpuir eval training other_models.csv          (BERT)
     """
@@ -294,5 +297,8 @@ def training(files: tuple[str, ...], **given: Any) -> None:
     tables = [evaluate(path, given["models"]) for path in dict.fromkeys(files)]
     if given["json_path"]:
         emit(json_text(tables), given["json_path"])
-    if given["json_path"] != "-":
+    if given["commands"]:
+        rows = (f.row for t in tables for f in t.forecasts)
+        emit(commands.report(rows), given["output"])
+    elif given["json_path"] != "-":
         emit(report(tables, layout(given["width"], given["output"])), given["output"])

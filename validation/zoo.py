@@ -19,9 +19,43 @@ from typing import Any
 
 import gpuir
 from gpuir.ir.graph import Graph
-from validation import convnets, mig_models
+from validation import convnets, mig_models, programs
+from validation.programs import Form, Sizes
 
 CLASSES = 1000
+
+# ---------------------------------------------------------------------------- training on many GPUs
+
+
+def decoder(batch: int = 1, seq: int = 2048, **sizes: int) -> Any:
+    """A language model with its loss, as Megatron Core writes it; `programs.Sizes` has the names of
+    its sizes."""
+    return programs.program(Sizes(**sizes), batch, seq, Form())
+
+
+def mpt(batch: int = 1, seq: int = 2048, **sizes: int) -> Any:
+    """The same as llm-foundry writes it: two metrics compute the loss again each."""
+    form = Form(wide_loss=False, metrics=2, gelu="none")
+    return programs.program(Sizes(**sizes), batch, seq, form)
+
+
+def gpt(batch: int = 1, seq: int = 2048, **sizes: int) -> Any:
+    """The same as Megatron-LM writes it in 16 bits: attention in scores, which its fused softmax
+    masks too, and dropout."""
+    return programs.program(Sizes(**sizes), batch, seq, Form("scores", dropout=0.1))
+
+
+def gpt_in_f32(batch: int = 1, seq: int = 2048, **sizes: int) -> Any:
+    """The same in f32, which that softmax is not for: an operator masks the scores."""
+    return programs.program(Sizes(**sizes), batch, seq, Form("scores", True, dropout=0.1))
+
+
+def bert(batch: int = 1, seq: int = 128, **sizes: int) -> Any:
+    """BERT with its loss, as NVIDIA's DeepLearningExamples write it."""
+    return programs.program(Sizes(**sizes), batch, seq, Form("scores", dropout=0.1, gelu="none"))
+
+
+# ---------------------------------------------------------------------------- models by name
 
 
 @dataclass(frozen=True)

@@ -35,7 +35,7 @@ def _fields(s: Step, batch: int | None) -> dict[str, Any]:
     return record(
         s,
         "model cluster target parallel time_s interval flops peak_flops_per_s mfu params "
-        "exposed_s idle_s assumed tp_shared gains fits to_fit",
+        "exposed_s idle_s felt_s again_s assumed tp_shared gains fits to_fit",
         ranks=s.parallel.ranks,
         profile=s.profile.name,
         batch=batch,
@@ -142,6 +142,10 @@ def head(s: Step, batch: int | None) -> Iterator[tuple[str, str]]:
     )
     for x in part.traffic:
         yield "sends", traffic(x)
+    if s.felt_s:
+        yield "felt", f"{quantity(s.felt_s, 's')} of collectives beside kernels"
+    if s.again_s:
+        yield "again", f"{quantity(s.again_s, 's')} of products that checkpoints repeat for nobody"
     yield "path", _path(s)
     if s.pipelined is not None:
         yield (

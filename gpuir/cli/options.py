@@ -159,6 +159,11 @@ model = click.argument("model", type=click.Path())
 training = (
     click.option("--train", is_flag=True, help="A training step: forward, loss, backward."),
     click.option(
+        "--recipe",
+        help="How a framework trains: megatron-bf16, llm-foundry-bf16, my.toml. It gives what you"
+        " do not: options of a step, --dtype, --profile.",
+    ),
+    click.option(
         "--autodiff",
         help="Who derives the backward pass: torch or gpuir. Autocast needs gpuir.  [torch for "
         "PyTorch programs]",
@@ -184,6 +189,9 @@ precision = (
         is_flag=True,
         help="Autocast runs layer and group norms in half precision too.",
     ),
+    click.option(
+        "--weights", help="Keep weights in f32, f16 or bf16, and cast them where they are read."
+    ),
 )
 
 
@@ -199,7 +207,8 @@ def loading(f: F) -> F:
             "lists all.",
         ),
         click.option(
-            "--dtype", help="Data type of a config's model: f64, f32, f16, bf16.  [the config's]"
+            "--dtype",
+            help="Data type of a config's or a function's model: f64, f32, f16, bf16.  [its own]",
         ),
         click.option("--attention", help="Attention of a config's model: sdpa or eager.  [sdpa]"),
         click.option("--phase", help="A step of generation by a config's model: prefill, decode."),
@@ -286,6 +295,8 @@ def load_options(given: dict[str, Any], loaded: Loaded) -> gpuir.LoadOptions:
         "accumulate": given["accumulate"],
         "autocast": given["autocast"],
         "fast_norms": given["fast_norms"],
+        "weights": given["weights"],
+        "recipe": given["recipe"],
         "checkpoint": given["checkpoint"],
     }
 
@@ -322,14 +333,17 @@ tf32 = click.option(
 
 
 def profile(f: F) -> F:
-    """The software that a model runs under, and the machine: `given["profile"]` names both."""
+    """The software that a model runs under, the floats of its products and the machine:
+    `given["profile"]` names them all."""
 
     @wraps(f)
     def named(**given: Any) -> Any:
-        host = given.pop("host")
-        if host is not None:
+        products, host = given.pop("products"), given.pop("host")
+        more = (products and f"+products={products}") or ""
+        more += f"+host={host}" if host is not None else ""
+        if more:
             names = split_names(given["profile"]) or [""]
-            given["profile"] = ",".join(f"{name}+host={host}" for name in names)
+            given["profile"] = ",".join(f"{name}{more}" for name in names)
         return f(**given)
 
     return stacked(
@@ -337,6 +351,11 @@ def profile(f: F) -> F:
             "--profile",
             help="The software it runs under: eager, compiled, ort; `gpuir profiles` lists them.",
             shell_complete=completed("profile"),
+        ),
+        click.option(
+            "--products",
+            type=click.Choice(("fp8", "mxfp8")),
+            help="Run products within layers in 8-bit floats, as Transformer Engine does.",
         ),
         click.option(
             "--host",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, cast
 
 from gpuir.ir.door import TEXT, WHOLE, Kind, holds, of_type, pairs_of
@@ -121,6 +121,12 @@ class Cost:
 
     def fact(self, name: str) -> float | None:
         return dict(self.facts).get(name)
+
+    def scaled(self, factor: float) -> Cost:
+        """That of so many times as long."""
+        ends = self.interval and (factor * self.interval[0], factor * self.interval[1])
+        terms = tuple((name, factor * s) for name, s in self.terms)
+        return replace(self, time_s=factor * self.time_s, terms=terms, interval=ends)
 
     def __repr__(self) -> str:
         return f"<Cost by {self.by}: {self.time_s:.4g} s, bound by {self.bound}>"

@@ -1,4 +1,5 @@
-"""The same model in other types: in fewer bits, with a dimension padded, with packed weights."""
+"""The same model in other types: in fewer bits, with a dimension padded, with weights kept in more
+bits or packed."""
 
 from __future__ import annotations
 
@@ -6,14 +7,15 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from gpuir.ir.build import Builder
+from gpuir.ir.build import Builder, begin
 from gpuir.ir.errors import ModelError, UsageError, nearest
 from gpuir.ir.graph import Graph, Level, Node, Op, Value, field_names
-from gpuir.ir.phases import is_training
+from gpuir.ir.phases import beside, is_training
 from gpuir.ir.types import DType, TensorType, bf16, f16, f32, i8
 from gpuir.ops import tensor as t
 from gpuir.passes.manager import Pass
 
+KEPT = {"f32": f32, "f16": f16, "bf16": bf16}  # dtypes that weights are kept in
 LEAST_WEIGHT = 1 << 16  # cells: what is smaller is not worth packing
 
 TypeOf = Callable[[TensorType], TensorType]
@@ -78,6 +80,39 @@ class Extend(Pass):
             return replace(type, shape=tuple(map(attribute, type.shape)))
 
         return _Retyped(longer, attribute).graph(g)
+
+
+@dataclass(frozen=True)
+class Keep(Pass):
+    """Keeps the weights in `dtype`, and casts each where it is read to the dtype that it had: so do
+    FSDP's MixedPrecision(param_dtype), and frameworks with master weights."""
+
+    dtype: str = "f32"
+
+    name = "keep"
+    takes = gives = Level.graph
+
+    def __post_init__(self) -> None:
+        if self.dtype not in KEPT:
+            fix = nearest(self.dtype, KEPT)
+            raise UsageError(f"pass 'keep': {self.dtype!r} is not supported", fix=fix)
+
+    def run(self, g: Graph) -> Graph:
+        _check_inference(g, self.name, "put this pass before autodiff")
+        kept = KEPT[self.dtype]
+        weights = {
+            v: Value(v.name, v.type.with_dtype(kept))
+            for v in g.params
+            if g.role_of(v) == "weight" and v.type.dtype in KEPT.values() and v.type.dtype != kept
+        }
+        b = begin(replace(g, params=tuple(weights.get(v, v) for v in g.params)), g.level)
+        b.reserve(v.name for n in g.nodes for v in n.results)
+        for node in g.nodes:
+            read = [v for v in dict.fromkeys(node.op.operands) if v in weights]
+            b.locs = beside(node.locs, "cast")  # a kernel of its own where operators are
+            casts = {v: b(t.Cast(weights[v], v.type.dtype), f"{v.name}.cast") for v in read}
+            b.put(replace(node, op=node.op.substitute(casts)) if casts else node)
+        return b.finish(g.outputs, g.over)
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise, product
 
+from gpuir.cost.habits import predictor_of
 from gpuir.cost.reading import work_of
 from gpuir.cost.table import Predictor
 from gpuir.cost.tile import best_tiles
@@ -293,7 +294,10 @@ class _Device:
         return cost_graph(tiled, self.costing(g))
 
     def costing(self, g: Graph) -> Costing:
-        """The predictor; on a CPU one for each graph, whose weights its caches hold."""
+        """The predictor; one for each graph on a CPU, whose caches hold its weights, and where its
+        stack has kernels of its own."""
+        if self.predictor == "tile" and (own := predictor_of(profile_of(g), g)):
+            return costing(own, self.target)
         if self.target.is_cpu:
             return costing(self.predictor, self.target, frozenset(g.params))
         if self.cost_one is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -23,7 +24,7 @@ from gpuir.simulate.microbatches import (
 from gpuir.simulate.overlap import rate_beside
 from gpuir.simulate.parallel import Parallel
 from gpuir.simulate.timeline import Timeline, Traffic, timeline
-from gpuir.targets.profile import Profile
+from gpuir.targets.profile import Habits, Profile
 
 LITTLE = 0.75  # of products: about 2/3 are those between the layers of a block's MLP
 
@@ -146,6 +147,7 @@ class Step:
     `interval`, if all of it is off alike. `parts` are those of the pipeline, one without; of
     them `slowest` is the one that is busy longest. `pipelined` is when each runs which microbatch,
     and `stages` what was run for it.
+    `felt_s` and `again_s` are the parts of it that the stack's habits add (`beside`).
     `flops` are those of the model's products for all ranks and microbatches together, recomputed
     ones left out; `peak_flops_per_s` is what all GPUs could do. `tp_shared` is what a cut by tp
     comes to, where there is one.
@@ -165,6 +167,8 @@ class Step:
     pipelined: Pipelined | None = field(default=None, repr=False)
     stages: tuple[Stage, ...] = field(default=(), repr=False)
     assumed: tuple[str, ...] = ()
+    felt_s: float = 0.0
+    again_s: float = 0.0
     tp_shared: Shared | None = None
     to_fit: tuple[ToFit, ...] = ()
 
@@ -177,7 +181,9 @@ class Step:
         """By how much the step would be shorter without each cause, the most first: the step, run
         again without it."""
         again = _Again()
-        return gains(self.time_s, lambda cause: again.step_s(self, cause))
+        return gains(
+            self.time_s - self.felt_s - self.again_s, lambda cause: again.step_s(self, cause)
+        )
 
     @property
     def slowest(self) -> Part:
@@ -371,6 +377,43 @@ def exposed(runs: Sequence[Run], sums_s: float) -> tuple[Run, ...]:
             sums_s = 0.0
         found.append(run)
     return tuple(found)
+
+
+def beside(parts: Sequence[Part], habits: Habits | None) -> tuple[float, float]:
+    """What the habits of a stack add to the step of the part that is busy longest: seconds of
+    hidden collectives that are felt all the same, and of what is run again for nobody."""
+    if habits is None:
+        return 0.0, 0.0
+    own = max(parts, key=lambda part: part.kernels_s)
+    felt_s = (habits.felt or 0.0) * sum(x.time_s - x.exposed_s for x in own.traffic)
+    return felt_s, _again_s(parts, own) if habits.reentrant else 0.0
+
+
+NUMBERED = re.compile(r"(?<=[./:])\d+(?=[./]|$)")  # the number of a layer, in the path of a module
+
+
+def _again_s(parts: Sequence[Part], own: Part) -> float:
+    """What the last products of blocks take in the forward pass, of blocks that are run again but
+    for that product."""
+    again: set[str] = set()
+    once: dict[str, float] = {}
+    for part in parts:
+        for run in part.runs:
+            for n in run.graph.nodes:
+                if n.cost is None or not isinstance(n.op, k.Gemm):
+                    continue
+                where = n.locs[0].removesuffix("/recomputed").rpartition("/")[0]
+                place = NUMBERED.sub("#", where)  # the module, of any layer
+                if phase_of(n) == "recomputed":
+                    again.add(place)
+                elif not phase_of(n) and "#" in place:
+                    more = run.times * n.cost.time_s if part is own else 0.0
+                    once[place] = once.get(place, 0.0) + more
+    left: dict[str, list[str]] = {}
+    for place in once.keys() - again:
+        left.setdefault(place[: place.index("#")], []).append(place)
+    blocks = {place[: place.index("#")] for place in again if "#" in place}
+    return sum(once[x[0]] for block, x in left.items() if len(x) == 1 and block in blocks)
 
 
 def _passes(runs: Sequence[Run]) -> Sequence[Run]:

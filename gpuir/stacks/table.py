@@ -22,6 +22,7 @@ PASSES: Mapping[str, type[Pass]] = Lazy(
     {
         "convert": "gpuir.passes.convert:Convert",
         "extend": "gpuir.passes.convert:Extend",
+        "keep": "gpuir.passes.convert:Keep",
         "pack": "gpuir.passes.convert:Pack",
         "indices": "gpuir.passes.indices:Indices",
         "canonicalize": "gpuir.passes.canonicalize:Canonicalize",

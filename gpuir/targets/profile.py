@@ -7,7 +7,7 @@ from functools import cache
 from math import exp, hypot, log
 from os import PathLike, fspath
 from pathlib import Path
-from typing import Annotated, Literal, cast, get_args
+from typing import Annotated, Literal, NamedTuple, cast, get_args
 
 from gpuir.ir.door import PATH, of_type, takes
 from gpuir.ir.errors import UsageError, nearest
@@ -39,15 +39,21 @@ from gpuir.targets.target import (
     Target,
 )
 
+Factor = Annotated[float, Quantity("", 0.1, 10)]
+Part = Annotated[float, Quantity("", 0, 1)]
 HostTime = Annotated[float, Quantity("s", 0, 1e-2)]
 Queue = Annotated[int, Quantity("", 1, 1 << 20, "launches in flight")]
 Share = Annotated[float, Quantity("", 1e-3, 1)]
 _NO_TEXT: Table[str] = Table()
 _NO_TIMES: Table[HostTime] = Table()
+_NO_FACTORS: Table[Factor] = Table()
 Tf32 = Literal["none", "conv", "products", "all"]
 TF32 = get_args(Tf32)
 _TF32 = "+tf32="  # behind the name of a profile: what runs in TF32 in place of its own
+_PRODUCTS = "+products="  # behind that: the narrow floats of products within layers
 _HOST = "+host="  # behind that: the machine it runs on
+NARROW = ("fp8", "mxfp8")  # floats that products of layers run in, where they are not the model's
+EARLY_ATTENTION = ("flash-1", "flash-2")  # `cost.habits` has what they reach
 # As `gpuir.stacks.allocators` names them: how device memory is held, and what a stack's libraries
 # reserve beside (`none` is nothing).
 ALLOCATORS = ("caching", "arena", "planned", "vllm", "sglang", "trtllm")
@@ -128,6 +134,23 @@ class Fallback:
     uncertainty: Spread
 
 
+@dataclass(frozen=True)
+class Habits:
+    """In what a release differs from the kernels and the waits that gpuir's times are of.
+
+    `attention` is the release of FlashAttention that it calls (`EARLY_ATTENTION`), in place of the
+    device's usual kernel. Kernels without products take as many times as long as `memory` says of
+    an architecture. `felt` is the share of collectives' time behind kernels that a step takes
+    longer all the same. `reentrant` checkpoints run a block whole again, its last product too,
+    whose result nobody reads (torch.utils.checkpoint stops before it).
+    """
+
+    attention: str = ""
+    memory: Table[Factor] = _NO_FACTORS
+    felt: Part | None = None
+    reentrant: bool = False
+
+
 @dataclass(frozen=True, repr=False)
 class Profile(Sourced):
     """How a stack runs a model. `passes` is the pipeline from a graph to its kernels, and says what
@@ -149,7 +172,9 @@ class Profile(Sourced):
     `workspace` says what its libraries reserve beside that for products: `pytorch` what cuBLAS does
     through PyTorch, `none` nothing; where nothing is said it is not counted, and reports say so.
     `alternatives` are the profiles that could run the same model, and
-    `effort` what it takes a user to run one under this profile."""
+    `effort` what it takes a user to run one under this profile. `products` are the narrow floats
+    (`NARROW`) that products within layers run in, empty where they are of their operands' dtype,
+    and `habits` what the release does in ways of its own."""
 
     name: str
     title: str
@@ -173,6 +198,8 @@ class Profile(Sourced):
     workspace: str = ""
     alternatives: tuple[str, ...] = ()
     effort: str = ""
+    products: str = ""
+    habits: Habits | None = None
     notes: str = ""
     sources: Table[str] = _NO_TEXT
 
@@ -192,36 +219,60 @@ class Profile(Sourced):
 @takes(name=PATH, target=of_type(Target, "a target", "gpuir.load_target('a100')"))
 def load_profile(name: str | Path, target: Target | None = None) -> Profile:
     """The profile of a built-in name, of a `.toml` path, or of a plug-in's name; with `+tf32=none`
-    behind it (`conv`, `products`, `all`) another rule than its own, and behind that `+host=dgx-1`
-    (or a `.toml` path) on that machine. Where no machine is named and its numbers are of the
+    behind it (`conv`, `products`, `all`) another rule than its own, behind that `+products=fp8`
+    (`mxfp8`) products within layers in those floats, and behind that `+host=dgx-1` (or a `.toml`
+    path) on that machine. Where no machine is named and its numbers are of the
     reference, on the one that `target` is usually in. TargetError when nothing has that name or the
     file is wrong, or where the machine that its numbers are of is not known."""
-    plain, rule, host = _divided(str(name))
+    plain, rule, products, host = _divided(str(name))
     path = _find(plain or "ideal")
     profile = _shipped(path) if _KIND.is_shipped(path) else _read(path)
     if rule and rule not in TF32:
         raise UsageError(f"no tf32 rule {rule!r}", fix=f"one of {', '.join(TF32)}")
+    if products and products not in NARROW:
+        raise UsageError(f"no products run in {products!r}", fix=f"one of {', '.join(NARROW)}")
     profile = replace(profile, tf32=rule) if rule else profile
+    profile = replace(profile, products=products) if products else profile
     if not host and target is not None and profile.machine == REFERENCE:
         host = target.host
     return _on(profile, host) if host else profile
 
 
-def _divided(name: str) -> tuple[str, str, str]:
-    """The parts of a profile's name: `our.toml+tf32=none+host=dgx-1`; empty are those not there."""
+class _Name(NamedTuple):
+    """The parts of a profile's name; empty are those not there."""
+
+    plain: str
+    tf32: str = ""
+    products: str = ""
+    host: str = ""
+
+    def __str__(self) -> str:
+        behind = ((_TF32, self.tf32), (_PRODUCTS, self.products), (_HOST, self.host))
+        return self.plain + "".join(key + value for key, value in behind if value)
+
+    def over(self, other: str) -> _Name:
+        """Another profile's name with what this one says beside a profile."""
+        said = {key: value for key, value in self._asdict().items() if value and key != "plain"}
+        return _divided(other)._replace(**said)
+
+
+def _divided(name: str) -> _Name:
+    """`our.toml+tf32=none+products=fp8+host=dgx-1` by its parts."""
     rest, _, host = name.partition(_HOST)
+    rest, _, products = rest.partition(_PRODUCTS)
     plain, _, rule = rest.partition(_TF32)
-    return plain, rule, host
+    return _Name(plain, rule, products, host)
 
 
-def _joined(plain: str, rule: str, host: str) -> str:
-    return plain + (rule and _TF32 + rule) + (host and _HOST + host)
+def on_own(given: str | PathLike[str], own: str) -> str:
+    """The profile given, or where it says only what stands behind a name, `own` with that."""
+    name = _divided(fspath(given))
+    return str(name if name.plain else name.over(own))
 
 
 def on_same_host(name: str, other: str | None) -> str:
     """A profile's name on the host that another's name has, if it has one."""
-    plain, rule, _ = _divided(name)
-    return _joined(plain, rule, _divided(other or "")[2])
+    return str(_divided(name)._replace(host=_divided(other or "").host))
 
 
 def _on(profile: Profile, name: str) -> Profile:
@@ -293,10 +344,10 @@ def under(g: Graph, profile: str | PathLike[str] | None = None, tf32: bool | Non
 def _allowing(name: str, rule: Tf32) -> str:
     """The name of a profile that goes by this rule of TF32; one that has `all` in TF32 has the
     `products` so."""
-    plain, _, host = _divided(name)
+    own = _divided(name)
     enough = (rule, {"products": "all"}.get(rule))
-    fits = (x for x in (name, _joined(plain, "", host)) if load_profile(x).tf32 in enough)
-    return next(fits, _joined(plain, rule, host))
+    fits = (x for x in (name, str(own._replace(tf32=""))) if load_profile(x).tf32 in enough)
+    return next(fits, str(own._replace(tf32=rule)))
 
 
 def _own(g: Graph) -> str | None:
@@ -306,15 +357,16 @@ def _own(g: Graph) -> str | None:
 
 
 def _chosen(g: Graph, given: str | None) -> str | None:
-    """The name for a graph of what was asked for; a host alone is one for the graph's own."""
+    """The name for a graph of what was asked for; what stands behind no name, a host or narrow
+    products, is for the graph's own."""
     own = _own(g)
     if given is None:
         return own
     load_profile(given)
-    plain, _, host = _divided(given)
+    name = _divided(given)
     late = g.level > Level.graph and g.profile is not None
-    if not plain:
-        return own and _joined(*_divided(own)[:2], host)
+    if not name.plain:
+        return own and on_own(given, own)
     if not late:
         return given
     if load_profile(str(g.profile)).name != load_profile(given).name:
@@ -324,7 +376,7 @@ def _chosen(g: Graph, given: str | None) -> str | None:
             found=given,
             fix="start from a graph of level graph",
         )
-    return _joined(*_divided(str(g.profile))[:2], host) if host else g.profile
+    return str(name._replace(tf32="").over(str(g.profile)))
 
 
 def tf32_rule(g: Graph) -> str:
@@ -415,6 +467,18 @@ def _check_words(profile: Profile, where: str) -> None:
             expected=", ".join((*ALLOCATORS, *sorted(installed("allocators")))),
             fix=nearest(profile.allocator, ALLOCATORS),
         )
+    for name, value, among in (
+        ("products", profile.products, NARROW),
+        ("habits.attention", profile.habits and profile.habits.attention, EARLY_ATTENTION),
+    ):
+        if value and value not in among:
+            refuse(
+                f"the value of {name} is unknown",
+                where,
+                name,
+                found=value,
+                fix=f"one of {', '.join(among)}, or remove it",
+            )
     if profile.workspace not in ("", *WORKSPACES):
         refuse(
             "the value of workspace is unknown",

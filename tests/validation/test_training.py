@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -13,14 +13,15 @@ pytest.importorskip("torch")
 
 import gpuir
 from gpuir.cli.main import main
+from gpuir.cost.habits import Kernels
+from gpuir.frontends.torch.program import Program
 from gpuir.ir.errors import UsageError
 from gpuir.ops import kernel as k
 from gpuir.ops import tensor as t
-from validation import ranks, runs, training
-from validation.programs import program
-from validation.ranks import Forecast
-from validation.runs import Facts, Run
-from validation.software import Kernels, software_of
+from validation import ranks, runs, training, zoo
+from validation.programs import Sizes
+from validation.ranks import Forecast, asked_of
+from validation.runs import Run, sizes_of
 
 MEASURED = Path(__file__).parents[3] / "shared/data/training/llm_training.csv"
 DENSE: dict[str, object] = {
@@ -135,7 +136,7 @@ def test_labels_of_several_gpus_are_runs(tmp_path: Path):
     config = {"model_type": "gpt2", "n_layer": 4, "n_embd": 64, "n_head": 4, "vocab_size": 1000}
     (found,), skipped = runs.read_labels(path, {"gpt2": config})
     assert (found.pp, found.dp, found.micro, found.gpus) == (4, 1, 4, 4)
-    assert found.facts.vocab == 1024 and sum(skipped.values()) == 2
+    assert found.sizes.vocab == 1024 and sum(skipped.values()) == 2
     made = ranks.forecast(found)
     assert 0.6 < made.parts["bubble"] / made.time_s < 0.8  # one microbatch, four ranks in turn
 
@@ -151,7 +152,7 @@ def test_bert_is_an_encoder_and_others_are_left_out(tmp_path: Path):
     assert runs.are_others(path)
     (found,), skipped = runs.read_others(path)
     assert (found.dp, found.micro, found.batch) == (8, 256, 8 * 256 * 32)
-    assert found.facts.encoder and found.facts.predicted < 1 and sum(skipped.values()) == 2
+    assert found.sizes.encoder and found.sizes.predicted == 20 and sum(skipped.values()) == 2
 
 
 def test_another_table_is_refused(tmp_path: Path):
@@ -172,49 +173,59 @@ def test_releases_of_one_configuration_are_one_case(tmp_path: Path):
         assert len(training.grouped([one, replace(other, **changes)])) == 2
 
 
-def facts(model: dict[str, object] = DENSE, **changes: object) -> Facts:
-    found = Facts.of({**model, **changes})
-    assert isinstance(found, Facts)
+def sizes(model: dict[str, object] = DENSE, **changes: object) -> Sizes:
+    found = sizes_of({**model, **changes})
+    assert isinstance(found, Sizes)
     return found
 
 
-def test_a_line_through_two_short_models_gives_a_long_one(tmp_path: Path):
-    """Of FSDP, with blocks computed again: within 1 % of the whole model's step."""
-    one = replace(run(tmp_path, activation_checkpointing="full"), facts=facts(layers=12))
-    software, (cluster, _) = software_of(one), ranks.cluster_of(one)
-    whole = ranks.parts_of(ranks.simulated(one, software, cluster, 12), software)
-    found = ranks.forecast(one)
-    assert found.time_s == pytest.approx(sum(whole[n] for n in found.parts), rel=0.01)
-    assert found.interval[1] == pytest.approx(whole["high"], rel=0.01)
+def program(made: Sizes, layers: int, batch: int, seq: int) -> Program:
+    return zoo.decoder(batch, seq, **asdict(made) | {"layers": layers})
 
 
-def test_a_program_has_the_weights_of_its_facts(tmp_path: Path):
+def layer_weights(f: Sizes, at: int) -> int:
+    """Cells of the weights of a layer, without biases and norms."""
+    attention = f.hidden * f.head * 2 * (f.heads + f.kv_heads)
+    if f.q_rank:
+        queries = f.q_rank * (f.hidden + f.heads * (f.plain + f.placed))
+        keys = f.hidden * (f.kv_rank + f.placed) + f.kv_rank * f.heads * (f.plain + f.value)
+        attention = queries + keys + f.heads * f.value * f.hidden
+    width, router = f.ffn, 0
+    if f.experts and at >= f.dense:
+        width, router = f.experts * f.moe_ffn + f.shared, f.experts * f.hidden
+    return attention + (3 if f.gated else 2) * f.hidden * width + router
+
+
+def end_weights(f: Sizes) -> int:
+    """Cells of the embedding, and of the head where that has its own."""
+    return f.vocab * f.hidden * (1 if f.tied else 2)
+
+
+def test_a_program_has_the_weights_of_its_sizes():
     gated: dict[str, object] = {"gated": True, "position": "rope", "norm": "rmsnorm", "kv_heads": 2}
     for model in (DENSE, DENSE | gated):
-        made = facts(model, bias=False, tied_embedding=False)
-        form = software_of(run(tmp_path)).form
-        module, _ = program(made, 3, 2, 64, form)
+        made = sizes(model, bias=False, tied_embedding=False)
+        module = program(made, 3, 2, 64).module
         cells = sum(p.numel() for p in module.parameters() if p.dim() > 1)
         places = 0 if made.rope else 64 * made.hidden
-        assert cells == 3 * made.layer_weights(0) + made.end_weights + places
+        assert cells == 3 * layer_weights(made, 0) + end_weights(made) + places
 
 
 @pytest.mark.parametrize("model", [MIXED, CLAMPED, LATENT])
-def test_a_mixture_has_the_weights_of_its_facts(tmp_path: Path, model: dict[str, object]):
-    made = facts(model)
-    module, _ = program(made, 3, 2, 64, software_of(run(tmp_path, framework="NeMo")).form)
+def test_a_mixture_has_the_weights_of_its_sizes(model: dict[str, object]):
+    made = sizes(model)
+    module = program(made, 3, 2, 64).module
     cells = sum(p.numel() for n, p in module.named_parameters() if p.dim() > 1 and "bias" not in n)
-    further = made.further * (made.layer_weights(3) + 2 * made.hidden**2)
-    assert cells == sum(map(made.layer_weights, range(3))) + made.end_weights + further
+    further = made.further * (layer_weights(made, 3) + 2 * made.hidden**2)
+    assert cells == sum(layer_weights(made, i) for i in range(3)) + end_weights(made) + further
 
 
 @pytest.mark.parametrize("model", [MIXED, CLAMPED, LATENT])
-def test_experts_are_one_call_and_windows_are_known(tmp_path: Path, model: dict[str, object]):
-    made = facts(model)
-    module, args = program(made, 3, 2, 128, software_of(run(tmp_path, framework="NeMo")).form)
-    g = gpuir.load(module, args=args, train=True, autodiff="gpuir", warn=lambda _: None)
+def test_experts_are_one_call_and_windows_are_known(model: dict[str, object]):
+    made = sizes(model)
+    g = gpuir.load(program(made, 3, 2, 128), train=True, autodiff="gpuir", warn=lambda _: None)
     assert not any(n.op.name == "t.opaque" for n in g.nodes)
-    count = 3 - (made.mixture.dense if made.mixture else 0) + made.further
+    count = 3 - made.dense + made.further
     for kind in (t.Experts, t.ExpertsGradient):
         found = [n.op for n in g.nodes if isinstance(n.op, kind)]
         assert len(found) == count
@@ -230,11 +241,11 @@ def test_ranks_of_ep_share_experts_and_have_tokens_of_their_own(tmp_path: Path):
     shape = {"model": "mixed", "ep": "4", "micro_batch": "1", "framework": "NeMo / Megatron Core"}
     one = run(tmp_path, **shape, sharding="DDP")
     assert one.layout == "dp+ep" and replace(one, ep=8).layout == "ep"
-    software = software_of(one)
-    assert (software.parallel.dp, software.parallel.ep, software.parallel.zero) == (2, 4, 1)
-    assert any("experts" in text for text in software.assumed)
-    assert software_of(replace(one, ep=8)).parallel.zero == 0
-    step = ranks.simulated(one, software, ranks.cluster_of(one)[0], 2)
+    asked = asked_of(one)
+    assert (asked.parallel.dp, asked.parallel.ep, asked.parallel.zero) == (2, 4, 1)
+    assert any("experts" in text for text in asked.assumed)
+    assert asked_of(replace(one, ep=8)).parallel.zero == 0
+    step = asked_of(replace(one, sizes=replace(one.sizes, layers=2))).step()
     sent: list[tuple[str, str, int | None, int]] = []
     for n in step.slowest.runs[-1].graph.nodes:
         if isinstance(n.op, k.Collective):
@@ -247,17 +258,6 @@ def test_ranks_of_ep_share_experts_and_have_tokens_of_their_own(tmp_path: Path):
     assert {x[1] for x in sent if x[0] == "all_reduce" and x[3] == 2} == {"ep+dp"}
 
 
-def test_a_line_through_short_mixtures_gives_a_long_one(tmp_path: Path):
-    """Of layers by turns, and behind a first one of another kind: within 1 %."""
-    shape = {"model": "mixed", "ep": "8", "micro_batch": "1", "framework": "NeMo / Megatron Core"}
-    for model in (CLAMPED, LATENT):
-        one = replace(run(tmp_path, **shape, sharding="DDP"), facts=facts(model, layers=8))
-        software, (cluster, _) = software_of(one), ranks.cluster_of(one)
-        whole = ranks.parts_of(ranks.simulated(one, software, cluster, 8), software)
-        found = ranks.forecast(one)
-        assert found.time_s == pytest.approx(sum(whole[n] for n in found.parts), rel=0.01)
-
-
 def test_a_pipeline_of_experts_is_run(tmp_path: Path):
     shape = {"model": "mixed", "dp": "4", "pp": "2", "vp": "2", "ep": "4", "micro_batch": "1"}
     one = run(tmp_path, **shape, sharding="DDP", framework="NeMo / Megatron Core")
@@ -267,7 +267,7 @@ def test_a_pipeline_of_experts_is_run(tmp_path: Path):
 def test_fsdp_gathers_in_16_bits_and_sums_in_32(tmp_path: Path):
     """Weights are stored in f32 and read in bf16, as FSDP's mixed precision has it."""
     one = run(tmp_path)
-    step = ranks.simulated(one, software_of(one), ranks.cluster_of(one)[0], 2)
+    step = asked_of(replace(one, sizes=replace(one.sizes, layers=2))).step()
     sent = [
         (x.fn, str(x.x.type.dtype))
         for r in step.slowest.runs
@@ -279,11 +279,12 @@ def test_fsdp_gathers_in_16_bits_and_sums_in_32(tmp_path: Path):
     assert set(sent) == {("all_gather", "bf16"), ("reduce_scatter", "f32")}
 
 
-def test_other_kernels_take_other_times(tmp_path: Path):
+def test_other_kernels_take_other_times():
     """The first FlashAttention is slower, fp8 quicker, but not of the vocabulary and the router."""
-    wide = facts(MIXED, hidden=4096, heads=32, ffn=16384, head_dim=128, kv_heads=32, moe_ffn=8192)
-    module, args = program(wide, 1, 1, 8192, software_of(run(tmp_path, framework="NeMo")).form)
-    g = gpuir.load(module, args=args, train=True, profile="compiled", warn=lambda _: None)
+    wide = sizes(MIXED, hidden=4096, heads=32, ffn=16384, head_dim=128, kv_heads=32, moe_ffn=8192)
+    made = program(wide, 1, 1, 8192)
+    made = replace(made, module=made.module.bfloat16())
+    g = gpuir.load(made, train=True, profile="compiled", warn=lambda _: None)
 
     kept = frozenset({wide.vocab, 16})  # experts
 
@@ -298,7 +299,7 @@ def test_other_kernels_take_other_times(tmp_path: Path):
 
     plain, first, narrow = (
         seconds(Kernels()),
-        seconds(Kernels("first")),
+        seconds(Kernels("flash-1")),
         seconds(Kernels(narrow="fp8", wide=kept)),
     )
     for kind in ("Attention", "AttentionGradient"):
@@ -310,19 +311,23 @@ def test_other_kernels_take_other_times(tmp_path: Path):
 
 def test_layouts_are_what_pages_print(tmp_path: Path):
     known = {"sharding": "DDP", "pp": "2", "dp": "2", "tp": "2", "vp": "2"}
-    one = software_of(run(tmp_path, framework="NeMo / Megatron Core", **known)).parallel
+    one = asked_of(run(tmp_path, framework="NeMo / Megatron Core", **known)).parallel
     assert (one.schedule, one.chunks, one.zero, one.sequence, one.overlap) == (
         *("interleaved", 2, 1, True, True),
     )
     old = {"framework": "Megatron-LM", "version": "April 2021"}
-    two = software_of(run(tmp_path, **known, **old)).parallel
+    two = asked_of(run(tmp_path, **known, **old)).parallel
     assert (two.zero, two.sequence, two.overlap, two.microbatches) == (0, False, False, 8)
-    assert software_of(run(tmp_path)).parallel.zero == 3
+    assert asked_of(run(tmp_path)).parallel.zero == 3
 
 
 def test_scores_are_by_group(tmp_path: Path):
     one = run(tmp_path)
-    off = Forecast(one, {"layers": 0.55}, (0.4, 0.6), ()), Forecast(one, {"x": 0.4}, (0.3, 0.4), ())
+    asked = asked_of(one)
+    off = (
+        Forecast(one, {"layers": 0.55}, (0.4, 0.6), asked),
+        Forecast(one, {"x": 0.4}, (0.3, 0.4), asked),
+    )
     found = {e.op: e for e in training.scores(training.Table("t", off, 2, {}))}
     every = found["all"]
     assert (every.n, every.coverage) == (2, 50)
@@ -352,16 +357,16 @@ def test_a_model_without_all_its_facts_is_skipped_with_the_reason(
     needed = [n for n in model if n not in ("kind", "qk_norm", "experts", "attention")]
     extra = ("shared_experts", "shared_ffn", "mtp_layers")
     for name in needed:
-        found = Facts.of({k: v for k, v in model.items() if k != name})
+        found = sizes_of({k: v for k, v in model.items() if k != name})
         assert (
-            isinstance(found, Facts)
+            isinstance(found, Sizes)
             if name in extra
             else found == (f"the facts of a model have no {name}")
         )
         if isinstance(model[name], int) and not isinstance(model[name], bool):
             for wrong in ("?", None, -1, [4]):
-                assert Facts.of(model | {name: wrong}) == f"the facts of a model have no {name}"
-    assert Facts.of({"kind": "dense decoder", "facts": "https://example.org"}) == (
+                assert sizes_of(model | {name: wrong}) == f"the facts of a model have no {name}"
+    assert sizes_of({"kind": "dense decoder", "facts": "https://example.org"}) == (
         "the facts of a model have no layers, hidden, heads, kv_heads, head_dim, ffn, vocab, "
         "gated, activation, norm, position, tied_embedding, bias"
     )

@@ -22,7 +22,7 @@ from torch.utils._pytree import tree_leaves
 from gpuir.files import read_json
 from gpuir.frontends.torch import masks, scans
 from gpuir.frontends.torch.attention import attention, seen
-from gpuir.frontends.torch.program import Program, unheard, unsupported
+from gpuir.frontends.torch.program import DTYPES, Program, unheard, unsupported
 from gpuir.ir.errors import GpuirError, ModelError, UsageError, nearest, reason
 
 TASKS = {  # what it is called here → transformers' table of the classes that do it
@@ -70,12 +70,6 @@ GENERATING = {  # tasks that go on token by token → the size that says how man
     "speech-seq2seq": "target",
 }
 ATTENTION = ("sdpa", "eager")
-DTYPES = {
-    "f32": torch.float32,
-    "f16": torch.float16,
-    "bf16": torch.bfloat16,
-    "f64": torch.float64,
-}
 CACHE_DTYPES = DTYPES | {"f8e4m3": torch.float8_e4m3fn, "f8e5m2": torch.float8_e5m2}
 UNSCALED = (
     "attention kernels read them in this type, as inference engines "

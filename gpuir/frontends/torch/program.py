@@ -9,7 +9,7 @@ import sys
 import warnings
 from collections.abc import Collection, Generator, Mapping
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from io import StringIO
 from pathlib import Path
 from typing import Any, cast
@@ -18,7 +18,7 @@ import torch
 from torch.export import ExportedProgram
 from torch.fx import config as fx_config
 from torch.fx._lazy_graph_module import _use_lazy_graph_module
-from torch.utils._pytree import SUPPORTED_NODES
+from torch.utils._pytree import SUPPORTED_NODES, tree_map
 
 from gpuir.frontends.torch import masks
 from gpuir.frontends.torch.subclasses import as_layers, read_elsewhere
@@ -26,6 +26,12 @@ from gpuir.ir.errors import GpuirError, ModelError, UsageError, nearest, raised
 from gpuir.ir.graph import Role
 from gpuir.plugins import own_module, unwarned
 
+DTYPES = {
+    "f32": torch.float32,
+    "f16": torch.float16,
+    "bf16": torch.bfloat16,
+    "f64": torch.float64,
+}
 OF_DATA = re.compile(r"u\d+")  # torch's names of sizes that it knows when the program runs
 
 
@@ -201,9 +207,12 @@ def of_data(name: str) -> bool:
     return bool(OF_DATA.fullmatch(name) or "*" in name)
 
 
-def built(path: str, dims: Mapping[str, int]) -> tuple[Program | ExportedProgram, dict[str, int]]:
+def built(
+    path: str, dims: Mapping[str, int], dtype: str = ""
+) -> tuple[Program | ExportedProgram, dict[str, int]]:
     """What the function gives: a `Program`, a module with its arguments, a tuple of them, or those
-    and a dictionary of keyword arguments, or what torch.export made of them. It is called with the
+    and a dictionary of keyword arguments, or what torch.export made of them. With a `dtype` the
+    floats of the module and its arguments are in it (`module.to`). It is called with the
     dimensions that it takes, by name; the others come back, for an exported program's symbols, and
     for sizes that depend on the data."""
     place, _, name = path.rpartition(":")
@@ -224,16 +233,36 @@ def built(path: str, dims: Mapping[str, int]) -> tuple[Program | ExportedProgram
     except (Exception, SystemExit) as error:
         raise ModelError("the function failed", where=path, found=raised(error)) from error
     program = _program(made, path)
+    if dtype:
+        program = _in_dtype(program, dtype, path)
     unknown = [name for name in left if not of_data(name)]
     if unknown and isinstance(program, Program):
         raise _not_taken(unknown[0], parameters, path)
     return program, left
 
 
+def _in_dtype(made: Program | ExportedProgram, dtype: str, path: str) -> Program:
+    """The program with all its floats in a dtype."""
+    if isinstance(made, ExportedProgram):
+        what = "a dtype is for a module: this function returns an exported program"
+        raise UsageError(what, where=path, fix="remove --dtype, or return (module, args)")
+    if dtype not in DTYPES:
+        raise UsageError(f"no dtype {dtype!r}", where=path, fix=nearest(dtype, DTYPES))
+
+    def cast(x: Any) -> Any:
+        is_float = isinstance(x, torch.Tensor) and x.is_floating_point()
+        return x.to(DTYPES[dtype]) if is_float else x
+
+    args, kwargs = tree_map(cast, (made.args, dict(made.kwargs)))
+    return replace(made, module=made.module.to(DTYPES[dtype]), args=args, kwargs=kwargs)
+
+
 def _program(made: Any, path: str) -> Program | ExportedProgram:
     match made:
-        case Program() | ExportedProgram():
+        case ExportedProgram():
             return made
+        case Program():
+            return replace(made, name=function_name(path))
         case (torch.nn.Module() as module, args):
             return Program(module, _as_tuple(args), name=function_name(path))
         case (torch.nn.Module() as module, args, dict() as kwargs):

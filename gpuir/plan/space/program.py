@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any, cast
 
+from gpuir.cost.habits import predictor_of
 from gpuir.cost.reading import work_of
 from gpuir.cost.routing import Routed, Shares
 from gpuir.cost.steps import Steps, Way
@@ -42,8 +43,8 @@ class Straight:
 class Program:
     """A model's kernels under a profile. `refused` is why nothing of it can be said: the stack does
     not take the model, or the model those sizes. `dtypes` are those of its values. Where launches
-    are not `straight` (loops, several streams, nodes on the CPU) the graph has to be run whole.
-    `keys` tell its kernels from all others, in any program."""
+    are not `straight` (loops, several streams, nodes on the CPU, a stack with kernels of its own)
+    the graph has to be run whole. `keys` tell its kernels from all others, in any program."""
 
     model: str
     profile: str
@@ -60,7 +61,7 @@ def program_of(graph: Graph) -> Program:
     made = Program(graph.name, name, tuple(sorted(dtypes_of(graph))))
     if (error := nodes_refused(graph, profile)) is not None:
         return replace(made, refused=reason(error))
-    alone = any(n.op.control for n in graph.nodes)
+    alone = any(n.op.control for n in graph.nodes) or predictor_of(profile, graph) is not None
     hosted = profile.fallback is not None and without_kernel(graph, profile)
     if not alone and not hosted:
         works, places = _works(graph)

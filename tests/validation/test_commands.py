@@ -1,0 +1,145 @@
+"""What `gpuir eval ... --commands` prints gives the number that is scored: command lines are run,
+calls of Python made, for rows of a small table of each exam and of the measured ones."""
+
+from __future__ import annotations
+
+import csv
+import json
+import random
+import shlex
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+pytest.importorskip("torch")
+
+from gpuir.cli.main import main
+from validation.commands import Row
+
+SHARED = Path(__file__).parents[3] / "shared/data"
+
+
+def given_by(row: Row) -> float:
+    """The number that a row's command line prints, or that its call returns."""
+    if not row.text.startswith("gpuir "):
+        import gpuir
+
+        return float(eval(row.text, {"gpuir": gpuir}))
+    _, *args = shlex.split(row.text)
+    result = CliRunner().invoke(main, [*args, "--format", "json"])
+    assert result.exit_code == 0, f"{row.text}\n{result.output}"
+    found: Any = json.loads(result.stdout)
+    for name in row.field.split("."):
+        found = found[int(name) if name.isdecimal() else name]
+    return float(found)
+
+
+def check(rows: Iterable[Row]) -> None:
+    rows = list(rows)
+    assert rows
+    for row in rows:
+        assert given_by(row) == pytest.approx(row.number, rel=1e-9), row.text
+
+
+def written(path: Path, lines: Sequence[Mapping[str, object]]) -> Path:
+    """A table of some lines, with the columns of all."""
+    names = dict.fromkeys(name for line in lines for name in line)
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, list(names))
+        writer.writeheader()
+        writer.writerows(lines)
+    return path
+
+
+def drawn(path: Path, count: int, wanted: Callable[[dict[str, str]], bool]) -> list[dict[str, str]]:
+    """Lines of a measured table, drawn; the test is skipped where it does not stand."""
+    if not path.exists():
+        pytest.skip(f"no measurements at {path}")
+    with path.open(newline="") as file:
+        lines = [line for line in csv.DictReader(file) if wanted(line)]
+    return random.Random(0).sample(lines, count)
+
+
+# ---- training -----------------------------------------------------------------------------------
+
+SMALL: dict[str, object] = {
+    "kind": "MoE decoder",
+    "layers": 3,
+    "hidden": 256,
+    "heads": 4,
+    "kv_heads": 4,
+    "head_dim": 64,
+    "ffn": 1024,
+    "gated": True,
+    "vocab": 2048,
+    "activation": "silu",
+    "norm": "rmsnorm",
+    "position": "rope",
+    "tied_embedding": False,
+    "bias": False,
+    "dense_layers": 1,
+    "moe_ffn": 128,
+    "experts": 8,
+    "top_k": 2,
+}
+RUN: dict[str, object] = {
+    "id": "t",
+    "model": "small",
+    "task": "pretrain",
+    "seq": 256,
+    "gpus": 8,
+    "gpu": "A100-SXM4-80GB",
+    "gpus_per_node": 8,
+    "dp": 8,
+    "tp": 1,
+    "pp": 1,
+    "vp": 1,
+    "cp": 1,
+    "ep": 1,
+    "micro_batch": 2,
+    "global_batch": 32,
+    "dtype": "bf16",
+    "step_time_s": 0.5,
+    "sharding": "FSDP",
+    "framework": "llm-foundry / Composer / PyTorch FSDP",
+    "notes": "",
+    "activation_checkpointing": "full",
+    "version": "1",
+    "doubt": "",
+    "interconnect": "",
+    "grad_accum": "",
+}
+CORE = {"framework": "NeMo / Megatron Core", "sharding": "", "activation_checkpointing": ""}
+
+
+def trained(path: Path) -> Iterable[Row]:
+    from validation import training
+
+    return (f.row for f in training.evaluate(str(path), None).forecasts)
+
+
+def test_training(tmp_path: Path):
+    (tmp_path / "models.json").write_text(json.dumps({"small": SMALL}))
+    old = {"framework": "Megatron-LM", "version": "May 2022", "sharding": "", "dtype": "fp16"}
+    lines = [
+        RUN | {"dtype": "fp8"},
+        RUN | {"notes": "PURE", "activation_checkpointing": "none"},
+        RUN | old | {"pp": 2, "dp": 2, "tp": 2},
+        RUN | CORE | {"version": "NeMo container 24.07", "dtype": "fp8", "gpu": "H100-SXM5-80GB"},
+        RUN | CORE | {"dp": 4, "tp": 2, "ep": 2, "micro_batch": "", "dtype": "mxfp8"},
+    ]
+    check(trained(written(tmp_path / "runs.csv", lines)))
+
+
+def test_measured_training(tmp_path: Path):
+    path = SHARED / "training/llm_training.csv"
+
+    def is_small(line: dict[str, str]) -> bool:
+        return line["model"] in ("mpt-760m", "gpt2-mlm2020-1b")
+
+    found = written(tmp_path / "runs.csv", drawn(path, 2, is_small))
+    (tmp_path / "models.json").write_bytes((path.parent / "models.json").read_bytes())
+    check(trained(found))
