@@ -14,7 +14,7 @@ from typing import IO, Any, Self
 
 from gpuir.analysis import answer, costed, lowering
 from gpuir.backends.parquet import counts_of, part_bytes
-from gpuir.cost.many import Batch
+from gpuir.cost.batch import Batch
 from gpuir.cost.tile import BY
 from gpuir.distributed import Common, simulate_ranks
 from gpuir.files import write_whole
@@ -149,7 +149,7 @@ class _Read:
         key = tuple(keys)
         if key not in self.batches:
             self.batches.clear()
-            self.batches[key] = Batch([self.works[k] for k in keys])
+            self.batches[key] = Batch.of([self.works[k] for k in keys])
         return self.batches[key]
 
 

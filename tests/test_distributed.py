@@ -15,7 +15,7 @@ import gpuir
 import gpuir.distributed
 from gpuir.backends.steps import step_report
 from gpuir.cli.main import main
-from gpuir.cost.tile import tile_cost
+from gpuir.cost.batch import tile_cost
 from gpuir.ir.alike import shape_of
 from gpuir.ir.errors import UsageError
 from gpuir.ir.graph import Graph

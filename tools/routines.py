@@ -25,8 +25,8 @@ os.environ.update(OPENBLAS_NUM_THREADS="1", MKL_NUM_THREADS="1")  # before numpy
 
 import numpy as np
 
+from gpuir.cost.batch import best_tiles, costs_of
 from gpuir.cost.reading import work_of
-from gpuir.cost.tile import best_tiles, cost_of
 from gpuir.cost.uncertainty import OPAQUE
 from gpuir.cost.work import Work
 from gpuir.ir.build import Builder
@@ -145,8 +145,7 @@ def main() -> None:
         if given.only not in what:
             continue
         work: Work = work_of(op)
-        (tile,) = best_tiles({work: what}, target).values()
-        cost = cost_of(work, tile, target)
+        (cost,) = costs_of([*best_tiles({work: what}, target).items()], target)
         low, high = cost.interval or (cost.time_s, cost.time_s)
         unknown = work.nbytes / target.dram_bytes_per_s + target.launch_s
         measured = timed(call)

@@ -14,10 +14,11 @@ from typing import Any
 
 import gpuir
 from gpuir.analysis import run_alone
+from gpuir.cost.batch import costs_of
 from gpuir.cost.nest import board_watts
 from gpuir.cost.power import bend, drawn
 from gpuir.cost.reading import work_of
-from gpuir.cost.tile import cost_of, predict
+from gpuir.cost.tile import predict
 from gpuir.cost.work import Work
 from gpuir.ir.graph import Graph, Node
 from gpuir.ir.notes import Tile
@@ -110,7 +111,8 @@ def _launch(node: Node, target: Target, narrow: str) -> Launch:
         work = narrowed(work, DTYPES[narrow])
         return Launch(work, float(predict(work, target).time_s[0]))
     work = narrowed(work)
-    return Launch(work, cost_of(work, node.tile or Tile(()), target).time_s)
+    (cost,) = costs_of([(work, node.tile or Tile(()))], target)
+    return Launch(work, cost.time_s)
 
 
 def narrowed(work: Work, dtype: Any = None) -> Work:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 def weights(folder: str | None, target: Target) -> Predictor | None:
     """The predictor by the weights in the folder that were trained without a target; None where it
     has none."""
-    from gpuir.cost.tile import trained_cost
+    from gpuir.cost.batch import trained_cost
 
     own = None if folder is None else read_weights(folder, target)
     return None if own is None else trained_cost(own)

@@ -68,9 +68,9 @@ def check(file: str, target: str | None, **given: Any) -> None:
 
 def reasons(g: Graph, schedule: Schedule, target: Target) -> Iterator[tuple[tuple[str, ...], str]]:
     """The paths whose tile is not the library's, each with why it is not legal, if it is not."""
+    from gpuir.cost.batch import best_tiles
     from gpuir.cost.generated.legal import why_illegal
     from gpuir.cost.reading import work_of
-    from gpuir.cost.tile import best_tiles
     from gpuir.ir.errors import nearest
     from gpuir.ops.kernel import KernelOp
     from gpuir.report.find import walk

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
+
+import numpy as np
 
 from gpuir.cost import (
     attention,
@@ -18,7 +21,7 @@ from gpuir.cost import (
     tensile,
     tensor,
 )
-from gpuir.cost.family import Family, Terms, fastest
+from gpuir.cost.family import Family, Places, Terms, among, fastest
 from gpuir.cost.nest import Tiles, runs_on_tensor
 from gpuir.cost.products import as_product, is_product
 from gpuir.cost.sheet import Number, Sheet
@@ -55,7 +58,12 @@ def _product_s(
 
 
 def _product_tile(work: Work, target: Target, p: Mapping[str, Number]) -> Tiles:
-    return fastest(_product_s, work, legal.candidates(work, target), target, p)
+    places: list[Places] = []
+    found: list[Tiles] = []
+    for some, tiles in among(work, partial(legal.candidates, target=target)):
+        places.append(some)
+        found.append(fastest(_product_s, work.take(some), tiles, target, p))
+    return Tiles.joined(found).take(np.argsort(np.concatenate(places)))
 
 
 # Kernels of others that run as products on matrix units: nests, kernels of plug-ins.

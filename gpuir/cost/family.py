@@ -7,8 +7,9 @@ with operators and with the functions of `Sheet.xp` alone.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -16,6 +17,9 @@ from gpuir.cost.nest import Tiles
 from gpuir.cost.sheet import Factor, Number, Sheet
 from gpuir.cost.work import Work
 from gpuir.targets.target import Target
+
+Places = np.ndarray[tuple[int], np.dtype[np.intp]]
+Flags = np.ndarray[Any, np.dtype[np.bool_]]
 
 
 @dataclass(frozen=True)
@@ -68,3 +72,14 @@ def fastest(
     terms = seconds(Sheet(), column, tiles, target, p)
     best = np.argmin(np.maximum(terms.compute, terms.memory) + terms.latency, axis=-1)
     return tiles.take(best)
+
+
+def among(work: Work, table: Callable[[Work], Tiles]) -> Iterator[tuple[Places, Tiles]]:
+    """Of many kernels the places of those for which a table has the same tiles, and these tiles."""
+    groups: dict[Hashable, tuple[list[int], Tiles]] = {}
+    for i in range(np.size(work.points)):
+        tiles = table(work.take(i))
+        numbers = tuple(np.asarray(n, float).tobytes() for n in tiles.numbers)
+        groups.setdefault((tiles.likeness, numbers), ([], tiles))[0].append(i)
+    for places, tiles in groups.values():
+        yield np.array(places), tiles

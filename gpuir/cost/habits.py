@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 
 from gpuir.cost import sized
+from gpuir.cost.batch import tile_cost
 from gpuir.cost.reading import work_of
-from gpuir.cost.tile import predict, tile_cost
+from gpuir.cost.tile import predict
 from gpuir.cost.work import Work
 from gpuir.ir.graph import Graph, Value
 from gpuir.ir.notes import Cost, Tile

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from importlib.resources import files
+from itertools import compress
 from typing import Any, Literal, cast
 
 import numpy as np
@@ -50,13 +51,12 @@ class Net:
         return bool(self.own.get(isa, self.out).any())
 
     def __call__(self, features: list[Number], isa: str) -> Number:
-        """Between -1 and 1, for features in the order it was trained with. A kernel among many gets
-        what it gets alone, to the last digit: rows are multiplied one by one."""
+        """Between -1 and 1, for features in the order it was trained with."""
         out = self.own.get(isa, self.out)
         plain = [float(f) if np.ndim(f) == 0 else f for f in features]
         x = np.clip(np.stack(np.broadcast_arrays(*plain), axis=-1), self.least, self.most)
-        row = ((x - self.shift) / self.scale)[..., None, :]
-        output = np.tanh(np.tanh(row @ self.hidden.T + self.bias) @ out)[..., 0]
+        scaled = (x - self.shift) / self.scale
+        output = np.tanh(np.tanh(scaled @ self.hidden.T + self.bias) @ out)
         return output if np.ndim(output) else float(output)
 
 
@@ -116,19 +116,21 @@ class Trained:
     net: Net | None = None
     intervals: Mapping[str, Interval] = field(default_factory=dict[str, Interval])
 
-    def outside(self, work: Work, familiar: Familiar, measured: bool) -> tuple[str, ...]:
-        """What of one kernel the model has not been fitted on: "kind", "gpu", "dtype", "size",
-        "indices"; of a kernel that no table has, its kind says all."""
+    def outside(self, work: Work, familiar: Familiar, measured: bool) -> list[tuple[str, ...]]:
+        """What of each of many kernels the model has not been fitted on: "kind", "gpu", "dtype",
+        "size", "indices"; of kernels that no table has, their kind says all."""
+        count = np.size(work.points)
         if is_unfitted(work, "any") or not (self.intervals or measured):
-            return () if measured else ("kind",)
+            return [() if measured else ("kind",)] * count
         new = {
             "kind": not measured,
             "gpu": familiar == "unseen",
             "dtype": self.is_novel(work) and familiar != "calibrated",
-            "size": bool(np.any(self.beyond(work))),
+            "size": self.beyond(work),
             "indices": is_uneven(work),
         }
-        return tuple(name for name, is_new in new.items() if is_new)
+        columns = (np.broadcast_to(flags, (count,)).tolist() for flags in new.values())
+        return [tuple(compress(new, row)) for row in zip(*columns, strict=True)]
 
     def has_kind(self, work: Work) -> bool:
         """Whether kernels of this kind were measured, on whichever GPU."""
@@ -154,9 +156,9 @@ class Trained:
         return next((key for key in keys if key in self.intervals), "")
 
 
-def is_uneven(work: Work) -> bool:
+def is_uneven(work: Work) -> Number:
     """Whether lookups name some rows more often than others: indices were measured drawn evenly."""
-    return isinstance(work.detail, Lookup) and bool(np.any(work.detail.fewer))
+    return np.not_equal(work.detail.fewer, 0.0) if isinstance(work.detail, Lookup) else False
 
 
 Model = Mapping[str, Trained]
@@ -279,24 +281,12 @@ def correction(work: Work, family: Family, target: Target, model: Model) -> Numb
     own = _own(work, target, trained)
     if trained.net is None or not family.features or not trained.net.says(own):
         return 1.0
-    if np.ndim(work.points):
-        return _corrected(work, family, target, model)
-    one = work.each(float)
-    if model is shipped():
-        return _shipped_correction(one, family, target)
-    return _corrected_alone(one, family, target, model)
-
-
-def _corrected(work: Work, family: Family, target: Target, model: Model) -> Array:
-    """Of many kernels."""
-    work = work.each(np.asarray)  # of numpy's own kind, whoever asks
-    trained = model[family.name]
+    many = work.each(lambda n: np.atleast_1d(np.asarray(n, float)))
     there = stands_for(trained, target)
-    tiles = family.choose(work, there, factors(family, there, model))
-    inputs = seen(work, tiles, family, there, model)
-    own = _own(work, target, trained)
-    corrections: Array = np.exp(family.bound * cast(Net, trained.net)(inputs, own))
-    return corrections
+    tiles = family.choose(many, there, factors(family, there, model))
+    inputs = seen(many, tiles, family, there, model)
+    found: Array = np.exp(family.bound * trained.net(inputs, own))
+    return found if np.ndim(work.points) else float(np.ravel(found)[0])
 
 
 def _own(work: Work, target: Target, trained: Trained) -> str:
@@ -307,13 +297,3 @@ def _own(work: Work, target: Target, trained: Trained) -> str:
         return ""
     there = stands_for(trained, target).sm.tensor_flops_per_clock
     return "" if work.pipe == "tensor" and there != target.sm.tensor_flops_per_clock else target.isa
-
-
-@lru_cache(maxsize=4096)
-def _shipped_correction(work: Work, family: Family, target: Target) -> float:
-    return _corrected_alone(work, family, target, shipped())
-
-
-def _corrected_alone(work: Work, family: Family, target: Target, model: Model) -> float:
-    many = work.each(lambda n: np.array([n]))
-    return float(np.ravel(_corrected(many, family, target, model))[0])

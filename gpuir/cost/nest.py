@@ -8,7 +8,7 @@ explanation are the same arithmetic.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -60,6 +60,27 @@ class Tiles:
         given: dict[str, Any] = {name: float(getattr(tile, name)) for name in PLAIN}
         given |= {part: dict(getattr(tile, part)) for part in PARTS}
         return Tiles(whole | {d: float(n) for d, n in tile.dims}, **given)
+
+    @staticmethod
+    def joined(parts: Sequence[Tiles]) -> Tiles:
+        """Those of several parts, one after another, which are all along the same dimensions."""
+        if not parts:
+            return Tiles({})
+        numbers = zip(*(part.numbers for part in parts), strict=True)
+        columns = (np.concatenate([np.atleast_1d(n) for n in column]) for column in numbers)
+        return parts[0].each(lambda _: next(columns))
+
+    @property
+    def numbers(self) -> tuple[Number, ...]:
+        """All numbers, in the order of the fields."""
+        found: list[Number] = []
+        self.each(found.append)
+        return tuple(found)
+
+    @property
+    def likeness(self) -> tuple[Hashable, ...]:
+        """All that is no number."""
+        return tuple(self.dims), *(tuple(getattr(self, part)) for part in PARTS)
 
     def along(self, d: str, work: Work, s: Sheet) -> Number:
         """The tile's extent along a dimension."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Protocol
 
+from gpuir.cost.batch import tile_cost
 from gpuir.cost.roofline import roofline
-from gpuir.cost.tile import tile_cost
 from gpuir.ir.notes import Cost, Tile
 from gpuir.ops.kernel import KernelOp
 from gpuir.plugins import find_named

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cache, cached_property
-from typing import Any, Literal, Self, TypeVar, cast
+from typing import Any, Literal, Protocol, Self, TypeVar, cast
 
 import numpy as np
 
@@ -355,15 +355,24 @@ def _likeness(value: Any) -> Hashable:
             return ...
 
 
-def stacked(works: Sequence[Work]) -> Work:
-    """One work of many kernels from works of one each, which agree in likeness."""
+class Numbers(Protocol):
+    """Anything of numbers: a work, tiles."""
+
+    def each(self, change: Callable[[Number], Number]) -> Self: ...
+
+
+N = TypeVar("N", bound=Numbers)
+
+
+def stacked(ones: Sequence[N]) -> N:
+    """One of many kernels from those of one each, which agree in likeness."""
     rows: list[list[Number]] = []
-    for work in works:
+    for one in ones:
         row: list[Number] = []
-        work.each(row.append)
+        one.each(row.append)
         rows.append(row)
     columns = iter(np.array(rows, float).T)
-    return works[0].each(lambda _: next(columns))
+    return ones[0].each(lambda _: next(columns))
 
 
 def product(numbers: Iterable[Number]) -> Number:

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import ceil
 from typing import ClassVar
 
 from gpuir.cost import generated
+from gpuir.cost.batch import best_tiles, costs_of, tile_cost
 from gpuir.cost.families import check_factors
 from gpuir.cost.host import crossings, host_cost
 from gpuir.cost.network import collective_cost
 from gpuir.cost.reading import work_of
 from gpuir.cost.table import PREDICTORS, Predictor, find_predictor
-from gpuir.cost.tile import best_tiles, cost_of, tile_cost
 from gpuir.cost.work import WeightBytes, Work
 from gpuir.ir.errors import PluginError, UsageError
 from gpuir.ir.graph import Graph, Level, Node, Value
@@ -31,7 +31,8 @@ from gpuir.targets.target import Target
 
 FREE = Cost(0.0, "latency", "view", ())  # no launch, no bytes
 
-Costing = Callable[[k.KernelOp, "Tile | None"], Cost]
+# Gives the costs of kernels under their tiles.
+Costing = Callable[[Sequence[tuple[k.KernelOp, Tile | None]]], list[Cost]]
 
 
 @dataclass(frozen=True)
@@ -123,47 +124,58 @@ def costing(
     weights: frozenset[Value] = frozenset(),
     cluster: Cluster | None = None,
 ) -> Costing:
-    """The predictor as a function of kernel and tile. Our own depend on a kernel's work alone, so
-    equal works are costed once. Collectives cost what they take on the `cluster`, if there is one.
+    """The predictor as a function of many kernels. Our own depend on a kernel's work alone, so
+    equal works are costed once, and those that are alike together. Collectives cost what they take
+    on the `cluster`, if there is one.
 
     Of `weights`, given for a CPU, each run finds in the caches what the others left there: rates of
     GPUs were measured so.
     """
     predict = find_predictor(predictor) if isinstance(predictor, str) else predictor
-    if predict not in PREDICTORS.values():
-        return lambda op, tile: (
-            collective_cost(op, cluster)
-            if cluster is not None and isinstance(op, k.Collective)
-            else _asked(predict, op, tile, target)
-        )
-    check_factors(target)
+    is_ours = predict in PREDICTORS.values()
+    if is_ours:
+        check_factors(target)
     known: dict[tuple[Work, Tile | None], Cost] = {}
-
     total = sum(v.type.nbytes for v in weights)
 
-    def cost_one(op: k.KernelOp, tile: Tile | None) -> Cost:
-        if cluster is not None and isinstance(op, k.Collective):
-            return collective_cost(op, cluster)
+    def run(op: k.KernelOp) -> Work:
         own = sum(v.type.nbytes for v in {*op.operands} & weights)
         work = work_of(op)
-        if own:
-            work = replace(work, weights=WeightBytes(float(own), float(total - own)))
-        key = work, tile
-        if key not in known:
-            if predict is tile_cost and is_generated(work_of(op), tile, target):
-                known[key] = generated.cost_of(work, tile or Tile(()), target)
-            elif predict is tile_cost:
-                known[key] = cost_of(work, tile or Tile(()), target)
-            else:
-                known[key] = predict(op, tile, target)
-        return known[key]
+        return replace(work, weights=WeightBytes(float(own), float(total - own))) if own else work
 
-    return cost_one
+    def costs(kernels: Sequence[tuple[k.KernelOp, Tile | None]]) -> list[Cost]:
+        keys = [(run(op), tile) for op, tile in kernels] if is_ours else []
+        new = {key: op for key, (op, _) in zip(keys, kernels, strict=False) if key not in known}
+        if predict is tile_cost:
+            known.update(_by_tiles(list(new), target))
+        else:
+            known.update((key, predict(op, key[1], target)) for key, op in new.items())
+        return [
+            collective_cost(op, cluster)
+            if cluster is not None and isinstance(op, k.Collective)
+            else known[keys[i]]
+            if is_ours
+            else _asked(predict, op, tile, target)
+            for i, (op, tile) in enumerate(kernels)
+        ]
+
+    return costs
 
 
-def is_generated(work: Work, tile: Tile | None, target: Target) -> bool:
-    """Whether a tile stands for a generated kernel: it is not the one that the library takes."""
-    return tile is not None and not target.is_cpu and best_tiles({work: ""}, target)[work] != tile
+def _by_tiles(
+    kernels: Sequence[tuple[Work, Tile | None]], target: Target
+) -> dict[tuple[Work, Tile | None], Cost]:
+    """What kernels cost by the tile predictor. One whose tile is not the one that the library takes
+    is a generated kernel."""
+    tiled = {} if target.is_cpu else {work: "" for work, tile in kernels if tile is not None}
+    library = best_tiles(tiled, target)
+    found: dict[tuple[Work, Tile | None], Cost] = {}
+    for work, tile in kernels:
+        if tile is not None and library.get(work, tile) != tile:
+            found[work, tile] = generated.cost_of(work, tile, target)
+    rest = [key for key in kernels if key not in found]
+    costs = costs_of([(work, tile or Tile(())) for work, tile in rest], target)
+    return found | dict(zip(rest, costs, strict=True))
 
 
 def _asked(predict: Predictor, op: k.KernelOp, tile: Tile | None, target: Target) -> Cost:
@@ -182,12 +194,15 @@ def _asked(predict: Predictor, op: k.KernelOp, tile: Tile | None, target: Target
     return cost
 
 
-def cost_graph(g: Graph, cost_one: Costing) -> Graph:
+def cost_graph(g: Graph, costs: Costing) -> Graph:
     """The graph with a cost on every kernel. What its stack has no kernel for costs what the host's
     CPU takes, which is then assumed."""
-    costed = replace(
-        g, level=Level.costed, nodes=tuple(_costed(node, cost_one) for node in g.nodes)
-    )
+    nodes = [n for n in g.walk() if not (n.op.control or isinstance(n.op, k.View))]
+    kernels = [(n.op, n.tile) for n in nodes if isinstance(n.op, k.KernelOp)]
+    if len(kernels) < len(nodes):
+        names = ", ".join({n.op.name for n in nodes if not isinstance(n.op, k.KernelOp)})
+        raise TypeError(f"{names} is not a kernel")
+    costed = _costed(g, dict(zip(map(id, nodes), costs(kernels), strict=True)))
     target = load_target(g.target) if g.target else None
     return costed if target is None or target.is_cpu else _fallen_back(costed, target)
 
@@ -231,23 +246,23 @@ def _fallen_back(g: Graph, target: Target) -> Graph:
     return replace(g, nodes=tuple(nodes), assumed=(*g.assumed, text))
 
 
-def _costed(node: Node, cost_one: Costing) -> Node:
-    op = node.op
-    match op:
-        case k.View():
-            return replace(node, cost=FREE)
-        case k.Loop():
-            op = op.with_regions(lambda region: cost_graph(region, cost_one))
-            assert isinstance(op, k.Loop)
-            return replace(node, op=op, cost=_repeated(op.body, op.trips))
-        case k.Cond():
-            op = op.with_regions(lambda region: cost_graph(region, cost_one))
-            assert isinstance(op, k.Cond)
-            return replace(node, op=op, cost=_repeated(op.dearer, 1))
-        case k.KernelOp():
-            return replace(node, cost=cost_one(op, node.tile))
-        case _:
-            raise TypeError(f"{op.name} is not a kernel")
+def _costed(g: Graph, costs: Mapping[int, Cost]) -> Graph:
+    """The graph with these costs, by the identity of nodes; of a loop or a branch what its kernels
+    take."""
+    nodes: list[Node] = []
+    for n in g.nodes:
+        op = n.op.with_regions(lambda region: _costed(region, costs)) if n.op.control else n.op
+        match op:
+            case k.View():
+                cost = FREE
+            case k.Loop():
+                cost = _repeated(op.body, op.trips)
+            case k.Cond():
+                cost = _repeated(op.dearer, 1)
+            case _:
+                cost = costs[id(n)]
+        nodes.append(replace(n, op=op, cost=cost))
+    return replace(g, level=Level.costed, nodes=tuple(nodes))
 
 
 def _repeated(body: Graph, trips: int) -> Cost:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from gpuir.cost.batch import best_tiles
 from gpuir.cost.generated.legal import why_illegal
 from gpuir.cost.reading import work_of
-from gpuir.cost.tile import best_tiles
 from gpuir.cost.work import Work
 from gpuir.files import read_text
 from gpuir.ir.errors import UsageError

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 
+from gpuir.cost.batch import best_tiles, costs_of
 from gpuir.cost.lookup import classes_of
 from gpuir.cost.reading import work_of
-from gpuir.cost.tile import best_tiles, cost_of
 from gpuir.ir.build import Builder
 from gpuir.ir.graph import Level, Value
 from gpuir.ir.types import DType, TensorType, i64
@@ -57,7 +57,7 @@ def times(
 def tile_of(op: k.KernelOp, target: Target) -> tuple[float, float]:
     """What of a kernel's time is arithmetic or bytes, and the rest."""
     work = work_of(op)
-    cost = cost_of(work, best_tiles({work: "lookup"}, target)[work], target)
+    (cost,) = costs_of([*best_tiles({work: "lookup"}, target).items()], target)
     terms = dict(cost.terms)
     return max(terms["compute"], terms["memory"]), terms["latency"] + target.launch_s
 

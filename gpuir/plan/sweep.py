@@ -9,17 +9,13 @@ from functools import cached_property
 from itertools import pairwise, product
 
 from gpuir.cost.habits import predictor_of
-from gpuir.cost.reading import work_of
 from gpuir.cost.table import Predictor
-from gpuir.cost.tile import best_tiles
-from gpuir.cost.work import Work
 from gpuir.ir.errors import GpuirError, ModelError
-from gpuir.ir.graph import Graph, Node
-from gpuir.ir.notes import Schedule, Tile
-from gpuir.ops.kernel import KernelOp
-from gpuir.passes.annotate import Costing, cost_graph, costing
+from gpuir.ir.graph import Graph
+from gpuir.ir.notes import Schedule
+from gpuir.passes.annotate import cost_graph, costing
+from gpuir.passes.tile import tile_graph
 from gpuir.plan.outcome import outcome
-from gpuir.schedule import Path, addressed, apply
 from gpuir.simulate.fitting import ToFit
 from gpuir.targets.prices import Price, prices_together
 from gpuir.targets.profile import profile_of
@@ -220,14 +216,13 @@ def sweep(
             first = first or error
             refused.append((dims, error.what))
             graphs = {}
-        works = {i: _works(g) for i, g in {id(g): g for g in graphs.values()}.items()}
         for (_, d), g in graphs.items():
             model = g.name
             if (error := refusal(g, d.target)) is not None:
                 first = first or error
                 unsupported[d.target.name, profile_of(g).name] = reason(error)
             else:
-                points.append(_point(d, g, works[id(g)], dims, items(dict(dims))))
+                points.append(_point(d, g, dims, items(dict(dims))))
                 strange.update(((d.target.name, x), None) for x in elsewhere(g, d.target))
         done()
     if first is not None and not points:
@@ -244,17 +239,8 @@ def sweep(
     )
 
 
-def _works(g: Graph) -> dict[Path, Work]:
-    """What each kernel with a loop nest does."""
-    return {
-        path: work_of(node.op)
-        for path, node in addressed(g)
-        if isinstance(node.op, KernelOp) and node.op.tiled
-    }
-
-
-def _point(device: _Device, g: Graph, works: Mapping[Path, Work], dims: Dims, items: int) -> Point:
-    run = outcome(device.costed(g, works), device.target, items)
+def _point(device: _Device, g: Graph, dims: Dims, items: int) -> Point:
+    run = outcome(device.costed(g), device.target, items)
     memory = run.memory
     return Point(
         dims=dims,
@@ -273,33 +259,18 @@ def _point(device: _Device, g: Graph, works: Mapping[Path, Work], dims: Dims, it
 
 
 class _Device:
-    """A target with what is known of it so far: equal kernels of all sizes are tiled and costed
-    once."""
+    """A target, its price, and its predictor: kernels of all sizes that are equal are costed once,
+    but on a CPU, whose caches hold the weights of one graph, and where a stack has others."""
 
     def __init__(self, target: Target, name: str, predictor: str | Predictor, price: Price | None):
-        self.target, self.name = target, name
-        self.predictor, self.price = predictor, price
-        self.tiles: dict[Work, Tile] = {}
-        self.cost_one: Costing | None = None
+        self.target, self.name, self.price = target, name, price
+        self.predictor = predictor
+        self.costing = None if target.is_cpu else costing(predictor, target)
 
-    def costed(self, g: Graph, works: Mapping[Path, Work]) -> Graph:
+    def costed(self, g: Graph) -> Graph:
         """The graph as `tile` and `annotate` would make it."""
-        new = {work: "/".join(path) for path, work in works.items() if work not in self.tiles}
-        self.tiles |= best_tiles(new, self.target)
-
-        def choose(path: Path, node: Node, wanted: Tile | None) -> Tile:
-            return self.tiles[works[path]]
-
-        tiled = apply(g, Schedule(g.name, self.name, ()), choose)
-        return cost_graph(tiled, self.costing(g))
-
-    def costing(self, g: Graph) -> Costing:
-        """The predictor; one for each graph on a CPU, whose caches hold its weights, and where its
-        stack has kernels of its own."""
-        if self.predictor == "tile" and (own := predictor_of(profile_of(g), g)):
-            return costing(own, self.target)
-        if self.target.is_cpu:
-            return costing(self.predictor, self.target, frozenset(g.params))
-        if self.cost_one is None:
-            self.cost_one = costing(self.predictor, self.target)
-        return self.cost_one
+        own = predictor_of(profile_of(g), g) if self.predictor == "tile" else None
+        costs = self.costing
+        if own or costs is None:
+            costs = costing(own or self.predictor, self.target, frozenset(g.params))
+        return cost_graph(tile_graph(g, Schedule(g.name, self.name, ()), self.target), costs)

@@ -10,13 +10,13 @@ from typing import Any, cast
 import numpy as np
 
 from gpuir.cost import routing, sized
+from gpuir.cost.batch import best_tiles, costs_of
 from gpuir.cost.generated import cost_of as generated_cost
 from gpuir.cost.generated.legal import fastest
 from gpuir.cost.grouped import measured
 from gpuir.cost.lanes import lane_ops
 from gpuir.cost.products import roles_of
 from gpuir.cost.sheet import Number
-from gpuir.cost.tile import best_tiles, cost_of
 from gpuir.cost.work import ConvShape, Grouped, Heads, Operand, Staging, Work
 from gpuir.ir.door import FLAG, TEXT, Kind, many, named, of_type, real, refuse, takes, whole
 from gpuir.ir.errors import UsageError, nearest
@@ -167,7 +167,8 @@ def costed(k: Kernel, target: str | Target, tile: Tile | None = None) -> Kernel:
         check(k.work, tile, device, k.name)
         return replace(k, target=device, tile=tile, cost=generated_cost(k.work, tile, device))
     taken = best_tiles({k.work: k.name}, device)[k.work]
-    return replace(k, target=device, tile=taken, cost=cost_of(k.work, taken, device))
+    (cost,) = costs_of([(k.work, taken)], device)
+    return replace(k, target=device, tile=taken, cost=cost)
 
 
 def own_tile(k: Kernel, target: Target) -> Tile:

@@ -7,10 +7,11 @@ from dataclasses import replace
 
 import pytest
 
+from gpuir.cost.batch import best_tiles
 from gpuir.cost.nest import Tiles
 from gpuir.cost.reading import work_of
 from gpuir.cost.stream import LOAD_CLOCKS
-from gpuir.cost.tile import best_tiles, choose, estimate
+from gpuir.cost.tile import choose, estimate
 from gpuir.cost.work import Channels, Threads, Windowed
 from gpuir.ir.graph import Graph, Level, Node, Value
 from gpuir.ir.types import DType, TensorType, channels_last, f16, f32, i64, tf32

@@ -12,13 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import gpuir
+from gpuir.cost.batch import best_tiles, tile_cost
 from gpuir.cost.legal import needs
 from gpuir.cost.nest import Tiles, cut, peak_of
 from gpuir.cost.power import sustained
 from gpuir.cost.reading import work_of
 from gpuir.cost.roofline import roofline
 from gpuir.cost.table import PREDICTORS, find_predictor
-from gpuir.cost.tile import best_tiles, tile_cost
 from gpuir.ir.build import Builder
 from gpuir.ir.errors import UsageError
 from gpuir.ir.graph import Level, Value

@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import gpuir
+from gpuir.cost.batch import best_tiles, costs_of
 from gpuir.cost.explain import explained
 from gpuir.cost.products import as_product, roles_of
 from gpuir.cost.reading import work_of
-from gpuir.cost.tile import best_tiles, cost_of
 from gpuir.ir.errors import UsageError
 from gpuir.ir.graph import Access, Space, Value
 from gpuir.ir.notes import Tile
@@ -158,7 +158,7 @@ def test_a_kernel_of_a_plug_in_runs_on_its_pipe(name: str):
     )
     target, work = load_target(name), work_of(op)
     tile = best_tiles({work: "x"}, target)[work]
-    cost = cost_of(work, tile, target)
+    (cost,) = costs_of([(work, tile)], target)
     gemm = gpuir.kernel("gemm", m=4096, n=4096, k=4096, target=name)
     assert cost.time_s == pytest.approx(gemm.time_s, rel=0.15)
     assert cost.interval is not None and cost.interval[1] > 1.3 * cost.time_s

@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuir.cost import steps
+from gpuir.cost.batch import best_tiles, costs_of
 from gpuir.cost.families import FAMILIES
 from gpuir.cost.reading import work_of
 from gpuir.cost.sized import top_k
-from gpuir.cost.tile import best_tiles, cost_of
 from gpuir.cost.uncertainty import KIND, OPAQUE, ROUTINE
 from gpuir.interp.routines import ROUTINES
 from gpuir.ir.build import Builder
@@ -39,8 +39,8 @@ def kernel(kind: type[k.BodyKernel], make, *types: TensorType) -> k.BodyKernel:
 
 def cost(op: k.KernelOp, target: str):
     gpu, work = load_target(target), work_of(op)
-    (tile,) = best_tiles({work: ""}, gpu).values()
-    return cost_of(work, tile, gpu)
+    (cost,) = costs_of([*best_tiles({work: ""}, gpu).items()], gpu)
+    return cost
 
 
 def selected(rows: int, cells: int, found: int, target: str = "h100-sxm", dtype=f32):

@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 
 from gpuir.cost import simt, tensile
+from gpuir.cost.batch import best_tiles
 from gpuir.cost.families import family_of
 from gpuir.cost.learned import Trained, shipped
 from gpuir.cost.sheet import Sheet
 from gpuir.cost.sized import gemm
-from gpuir.cost.tile import best_tiles, predict
+from gpuir.cost.tile import predict
 from gpuir.cost.work import Work
 from gpuir.ir.types import f32
 from gpuir.targets.load import load_target

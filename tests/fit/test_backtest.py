@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 from gpuir.cost import sized
+from gpuir.cost.batch import costs_of
 from gpuir.cost.learned import Familiar, Trained, shipped
-from gpuir.cost.tile import cost_of, predict
+from gpuir.cost.tile import predict
 from gpuir.fit.backtest import (
     USUAL_GPUS,
     Backtests,
@@ -152,7 +153,7 @@ def test_intervals_are_by_how_familiar_a_gpu_is(
     stream = replace(shipped()["stream"], intervals=intervals)
     monkeypatch.setattr("gpuir.cost.tile.shipped", lambda: {**shipped(), "stream": stream})
     target = replace(load_target(name), factors=Table(factors), local=Table(local))
-    cost = cost_of(ADDS, Tile(()), target)
+    (cost,) = costs_of([(ADDS, Tile(()))], target)
     assert cost.interval is not None
     assert np.log(cost.interval[1] / cost.time_s) == pytest.approx(ends[place], rel=1e-6)
     assert ("gpu" in cost.unseen) == (place == "unseen")

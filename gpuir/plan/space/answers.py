@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from gpuir.cost.many import BOUNDS, Batch, Costs
+from gpuir.cost.batch import BOUNDS, Batch, Costs
 from gpuir.cost.work import Work
 from gpuir.plan.space.program import Program, Straight
 from gpuir.simulate.layout import Layout, Sized
@@ -20,7 +20,7 @@ from gpuir.targets.support import device_refused, reason
 from gpuir.targets.target import Target
 
 Numbers = np.ndarray[Any, Any]
-PARTS = ("time_s", "low_s", "high_s", "knows", "bound", "split")  # of costs, each an array
+PARTS = ("time_s", "low_s", "high_s", "bound", "split")  # of costs, each an array
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ def cost_table(
     new = [key for key in works if key not in known]
     if not new:
         return table
-    batch = batch_of(new) if batch_of else Batch([works[key] for key in new])
+    batch = batch_of(new) if batch_of else Batch.of([works[key] for key in new])
     places = [table.rows[key] for key in new]
     for t, target in enumerate(targets):
         costs = batch.on(target)
@@ -150,7 +150,6 @@ def _answers(
     called = [x.kernel for x in straight.calls if not x.empty]
     device_s: list[float] = [sum(column) for column in part["time_s"][called].T.tolist()]
     bounds: list[int] = _bounds(part, called).tolist()
-    knows = [bool(column.any()) for column in part["knows"][called].T]
     memory = _memory(straight.layout, [targets[t] for t in which], part["split"], held)
     own = set(rows)
     broken = {t: why for (row, t), why in table.failed.items() if row in own}
@@ -163,8 +162,8 @@ def _answers(
             peak, reserved, available = memory[i]
             yield Answer(
                 latency_s=float(ran.time_s[i]),
-                low_s=float(ran.low_s[i]) if knows[i] else None,
-                high_s=float(ran.high_s[i]) if knows[i] else None,
+                low_s=float(ran.low_s[i]) if called else None,
+                high_s=float(ran.high_s[i]) if called else None,
                 device_s=device_s[i],
                 host_bound=bool(ran.gaps_s[i] > HOST_BOUND * ran.time_s[i]),
                 bound=BOUNDS[bounds[i]],

@@ -220,9 +220,9 @@ def test_equal_kernels_of_all_layers_are_costed_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     costed: list[object] = []
-    cost_of = annotate.cost_of
+    costs_of = annotate.costs_of
     monkeypatch.setattr(
-        annotate, "cost_of", lambda *given: costed.append(given[0]) or cost_of(*given)
+        annotate, "costs_of", lambda works, *given: costed.extend(works) or costs_of(works, *given)
     )
     counts: list[int] = []
     for layers in (10, 40):

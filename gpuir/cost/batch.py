@@ -1,0 +1,344 @@
+"""Kernels are costed in batches: those that are alike as one work of many, by one run of the
+formulas. One kernel is a batch of one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from gpuir.cost import stream
+from gpuir.cost.families import check_factors, family_of
+from gpuir.cost.family import Places
+from gpuir.cost.learned import Array, Model, correction, shipped, stands_for
+from gpuir.cost.nest import Tiles, peak_of
+from gpuir.cost.reading import work_of
+from gpuir.cost.sheet import Number, Sheet
+from gpuir.cost.tile import (
+    BY,
+    Estimate,
+    estimate,
+    familiar,
+    interval,
+    is_measured,
+    library_tiles,
+    trained,
+)
+from gpuir.cost.work import Work, stacked
+from gpuir.ir.errors import ModelError
+from gpuir.ir.notes import Bound, Cost, Tile
+from gpuir.ir.types import f32
+from gpuir.ops.kernel import KernelOp
+from gpuir.targets.target import Target
+
+BOUNDS: tuple[Bound, ...] = ("compute", "memory", "latency")  # the order of a cost's terms
+KEPT = 65_536  # tiles of a target that are kept
+
+
+@dataclass(frozen=True)
+class Alike:
+    """Kernels that one run of the formulas costs: their places among all, and one work of them."""
+
+    places: tuple[int, ...]
+    many: Work
+
+
+def alike(works: Sequence[Work], also: Sequence[Hashable] = ()) -> list[Alike]:
+    """Kernels by their likeness, and by what else of each has to be equal."""
+    groups: dict[Hashable, list[int]] = {}
+    for i, work in enumerate(works):
+        groups.setdefault((work.likeness, also[i] if also else None), []).append(i)
+    return [Alike(tuple(g), stacked([works[i] for i in g])) for g in groups.values()]
+
+
+def terms_of(e: Estimate, count: int) -> tuple[Array, Array]:
+    """Of each kernel the terms of its cost, a row for each of `BOUNDS`; and its seconds."""
+    rows = (np.broadcast_to(n, (count,)) for n in (e.compute, e.memory, e.latency))
+    terms = np.array(list(rows), float)
+    return terms, np.maximum(terms[0], terms[1]) + terms[2]
+
+
+# ---------------------------------------------------------------------------- tiles
+
+
+def best_tiles(works: Mapping[Work, str], target: Target) -> dict[Work, Tile]:
+    """The tile that a library would take for each kernel, as a note: where that is not legal on a
+    target with numbers changed, the best that is. Kernels come with their names, for errors."""
+    known = _known(target)
+    new = [work for work in works if work not in known]
+    if len(known) + len(new) > KEPT:
+        known.clear()
+        new = list(works)
+    for group in alike(new):
+        for some, tiles in library_tiles(group.many, target):
+            ones = [new[group.places[i]] for i in some.tolist()]
+            if tiles is None:
+                raise no_tile(ones[0], target, works[ones[0]])
+            known.update(zip(ones, notes(ones, tiles), strict=True))
+    return {work: known[work] for work in works}
+
+
+@lru_cache(maxsize=64)
+def _known(target: Target) -> dict[Work, Tile]:
+    """What `best_tiles` found on a target: most kernels are asked for again."""
+    return {}
+
+
+def no_tile(work: Work, target: Target, where: str) -> ModelError:
+    return ModelError(
+        f"no tile of {work.kernel} fits {target.name}",
+        where=where,
+        found=", ".join(f"{d}={n}" for d, n in work.dims),
+        fix="give a tile in a schedule",
+    )
+
+
+def notes(works: Sequence[Work], tiles: Tiles) -> Iterator[Tile]:
+    """The tile of each kernel as a note: of batches and heads, of which a block takes one, only
+    where there are several."""
+
+    def whole(n: Number) -> list[int]:
+        return np.broadcast_to(np.asarray(n).astype(int), (len(works),)).tolist()
+
+    dims = {d: whole(n) for d, n in tiles.dims.items()}
+    options = zip(*map(whole, (tiles.stages, tiles.warps, tiles.split)), strict=True)
+    for i, (work, rest) in enumerate(zip(works, options, strict=True)):
+        cut = (d for d, n in work.dims if d in dims and (n > 1 or d not in "bh"))
+        yield Tile(tuple((d, dims[d][i]) for d in cut), *rest)
+
+
+def as_noted(work: Work, tiles: Tiles) -> Tiles:
+    """Many tiles as `Tiles.of` reads their notes."""
+    dims: dict[str, Number] = {}
+    for d, n in work.dims:
+        dims[d] = np.maximum(n, 1.0)
+        if d in tiles.dims:
+            cut = np.trunc(tiles.dims[d])
+            dims[d] = np.where(n > 1, cut, dims[d]) if d in "bh" else cut
+    return Tiles(dims, *map(np.trunc, (tiles.stages, tiles.warps, tiles.split)))
+
+
+# ---------------------------------------------------------------------------- costs as columns
+
+
+@dataclass(frozen=True)
+class Costs:
+    """What kernels cost on one target: seconds, and between what 80 % of measurements lie. `bound`
+    is a place in `BOUNDS`; `split` is that of the tile, how many blocks share one sum. `failed` are
+    those that no tile fits, and what is said."""
+
+    time_s: Array
+    low_s: Array
+    high_s: Array
+    bound: np.ndarray[Any, np.dtype[np.int8]]
+    split: np.ndarray[Any, np.dtype[np.int32]]
+    failed: dict[int, str]
+
+    @staticmethod
+    def room(count: int) -> Costs:
+        """For so many kernels."""
+        return Costs(
+            *(np.zeros(count), np.zeros(count), np.zeros(count)),
+            *(np.zeros(count, np.int8), np.ones(count, np.int32)),
+            dict[int, str](),
+        )
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Kernels that are costed on one target after another, under the tiles that a library would
+    take. `learned` keeps what the network says of a group on GPUs of one architecture."""
+
+    works: tuple[Work, ...]
+    groups: tuple[Alike, ...]
+    learned: dict[Hashable, Number] = field(default_factory=dict[Hashable, Number])
+
+    @staticmethod
+    def of(works: Sequence[Work]) -> Batch:
+        return Batch(tuple(works), tuple(alike(works)))
+
+    def on(self, target: Target) -> Costs:
+        """What each costs there."""
+        check_factors(target)
+        found = Costs.room(len(self.works))
+        for group in self.groups:
+            parts: list[tuple[Places, Tiles]] = []
+            for some, tiles in library_tiles(group.many, target):
+                if tiles is not None:
+                    parts.append((some, as_noted(group.many.take(some), tiles)))
+                    continue
+                for j in some.tolist():
+                    work = self.works[group.places[j]]
+                    found.failed[group.places[j]] = str(no_tile(work, target, work.kernel))
+            some = np.concatenate([places for places, _ in parts])
+            if some.size:
+                self._cost(group, some, Tiles.joined([x for _, x in parts]), target, found)
+        return found
+
+    def _cost(self, group: Alike, some: Places, tiles: Tiles, target: Target, into: Costs) -> None:
+        """Writes what some of a group cost under their tiles."""
+        learned = self._learned(group, target)
+        learned = learned[some] if np.ndim(learned) else learned
+        work, rows = group.many.take(some), np.array(group.places)[some]
+        terms, time_s = terms_of(estimate(work, tiles, target, learned=learned), len(some))
+        into.time_s[rows] = time_s
+        into.low_s[rows], into.high_s[rows] = interval(work, target, time_s)
+        into.bound[rows] = terms.argmax(axis=0)
+        into.split[rows] = tiles.split
+
+    def _learned(self, group: Alike, target: Target) -> Number:
+        """The network's correction: the same on all targets that one measured GPU stands for."""
+        family = family_of(group.many, target)
+        key = group.places[0], family.name, target.isa
+        if key in self.learned:
+            return self.learned[key]
+        found = correction(group.many, family, target, shipped())
+        if stands_for(trained(group.many, target), target).name != target.name:
+            self.learned[key] = found
+        return found
+
+
+# ---------------------------------------------------------------------------- costs as notes
+
+
+def costs_of(
+    kernels: Sequence[tuple[Work, Tile]], target: Target, model: Model | None = None
+) -> list[Cost]:
+    """The cost of each kernel under its tile, as a signed note."""
+    tiles = [Tiles.of(tile, work) for work, tile in kernels]
+    found: dict[int, Cost] = {}
+    for group in alike([work for work, _ in kernels], [x.likeness for x in tiles]):
+        some = stacked([tiles[i] for i in group.places])
+        ones = [kernels[i][0] for i in group.places]
+        found.update(zip(group.places, _costs(ones, group.many, some, target, model), strict=True))
+    return [found[i] for i in range(len(kernels))]
+
+
+def tile_cost(op: KernelOp, tile: Tile | None, target: Target) -> Cost:
+    """The tile predictor's cost of one kernel under its tile."""
+    return costs_of([(work_of(op), tile or Tile(()))], target)[0]
+
+
+def trained_cost(model: Model) -> Callable[..., Cost]:
+    """The tile predictor with another model's numbers, as a predictor of its own."""
+
+    @lru_cache(4096)
+    def known(work: Work, tile: Tile, target: Target) -> Cost:
+        return costs_of([(work, tile)], target, model)[0]
+
+    def cost(op: KernelOp, tile: Tile | None, target: Target) -> Cost:
+        return known(work_of(op), tile or Tile(()), target)
+
+    return cost
+
+
+def _costs(
+    works: Sequence[Work], many: Work, tiles: Tiles, target: Target, model: Model | None
+) -> Iterator[Cost]:
+    """Those of alike kernels."""
+    s, count = Sheet(), len(works)
+    terms, time_s = terms_of(estimate(many, tiles, target, s=s, model=model), count)
+    bound: Places = terms.argmax(axis=0)
+    facts = {
+        name: np.broadcast_to(np.asarray(n, float), (count,)).tolist()
+        for name, n in _facts(many, target, s.values, time_s, bound)
+    }
+    known = trained(many, target, model)
+    unseen = known.outside(many, familiar(many, target, known), is_measured(many, target, known))
+    ends = (n.tolist() for n in interval(many, target, time_s, model))
+    columns = (time_s.tolist(), bound.tolist(), terms.T.tolist(), zip(*ends, strict=True), unseen)
+    rows = zip(*columns, strict=True)
+    for i, (seconds, largest, row, between, new) in enumerate(rows):
+        own = (("flops", works[i].flops), *((fact, _plain(n[i])) for fact, n in facts.items()))
+        stated = tuple(zip(BOUNDS, row, strict=True))
+        yield Cost(seconds, BOUNDS[largest], BY, stated, own, between, new)
+
+
+# A fact of a cost, and the quantity of the sheet that it is.
+MOVED = {"dram_bytes": "dram bytes", "l2_bytes": "l2 bytes"}
+FACTS = {
+    "blocks": "blocks",
+    "waves": "waves",
+    "blocks_per_sm": "blocks an SM holds",
+    "tail": "tail: used share of SM time",
+}
+
+
+def _times(work: Work) -> Number:
+    return 1 if work.times is None else work.times
+
+
+def _facts(
+    work: Work, target: Target, values: Mapping[str, Number], time_s: Array, bound: Places
+) -> Iterator[tuple[str, Number]]:
+    yield "operand_bytes", work.operand_bytes
+    for fact, name in MOVED.items():
+        if name in values:
+            yield fact, values[name] * _times(work)
+    for fact, name in FACTS.items():
+        if name in values:
+            yield fact, values[name]
+        elif fact == "waves" and "blocks an SM holds" in values:
+            yield fact, values["blocks"] / (target.sms * values["blocks an SM holds"])
+    if "threads a block" in values:
+        threads = values["blocks an SM holds"] * values["threads a block"]
+        yield "occupancy", np.minimum(1.0, threads / target.sm.threads)
+    if "padding: used share of the tiles" in values:
+        yield "padding", 1 - np.minimum(1.0, values["padding: used share of the tiles"])
+    yield "peak", peak_of(work, target)
+    shares = _shares(work, target, values, time_s)
+    yield from shares.items()
+    yield "bound_share", _bound_share(bound, shares, values)
+
+
+def _shares(
+    work: Work, target: Target, values: Mapping[str, Number], time_s: Array
+) -> dict[str, Number]:
+    """What kernels reach of each listed rate: of flop/s, of the memories, of the instructions that
+    lanes can issue."""
+    products = work.products * work.density
+    counted = products + work.flops * np.equal(products, 0)
+    shares: dict[str, Number] = {"peak_share": counted / time_s / peak_of(work, target)}
+    rates = {"dram": target.dram_bytes_per_s, "l2": target.l2_bytes_per_s}
+    for name, rate in rates.items():
+        if f"{name} bytes" in values and rate:
+            shares[f"{name}_share"] = values[f"{name} bytes"] * _times(work) / time_s / rate
+    if "lane instructions" in values:
+        issued = values["lane instructions"] * _times(work)
+        shares["lane_share"] = issued / time_s / _issue_rate(target)
+    return shares
+
+
+def _issue_rate(target: Target) -> float:
+    """Instructions of lanes a second, at the listed clock."""
+    if target.is_cpu:
+        return target.peak("vector", f32) / target.sm.flops_per_lane_clock
+    return stream.slots(target) * target.sms * target.clock_hz
+
+
+def _bound_share(
+    bound: Places, shares: Mapping[str, Number], values: Mapping[str, Number]
+) -> Number:
+    """The share of the rate that bounds kernels: of the memory that takes longer, of arithmetic or
+    of the lanes that issue it, whichever is nearer to what it can do. Waits have no rate: of all
+    the nearest."""
+
+    def nearest(*names: str) -> Number:
+        found = [shares[n] for n in names if n in shares]
+        return np.max(np.broadcast_arrays(0.0, *found), axis=0)
+
+    slower = np.asarray(values.get("l2 time", 0.0)) > values.get("dram time", 0.0)
+    by_bound: dict[Bound, Number] = {
+        "compute": nearest("peak_share", "lane_share"),
+        "memory": np.where(slower, nearest("l2_share"), nearest("dram_share")),
+        "latency": nearest(*shares),
+    }
+    return np.minimum(np.choose(bound, [by_bound[name] for name in BOUNDS]), 1.0)
+
+
+def _plain(value: float) -> float:
+    """A Python number: whole where it is one, else to six significant digits."""
+    return int(value) if value.is_integer() and abs(value) < 2**53 else float(f"{value:.6g}")
