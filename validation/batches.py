@@ -8,27 +8,24 @@ so their mean is exact; half of the tokens to generate count as there.
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from math import inf, nan
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any, cast
 
 import numpy as np
 
-from gpuir.distributed import simulate_ranks
 from gpuir.files import read_json
 from gpuir.fit.columns import Floats, TableFile, count_of
 from gpuir.fit.score import ALL, Group, Score, Scores, row_errors
 from gpuir.fit.tables import target_of
 from gpuir.ir.errors import GpuirError
-from gpuir.loading import load
 from gpuir.simulate.parallel import Parallel
 from gpuir.targets.profile import load_profile
+from validation.commands import Row, Simulation, config
 
 WORDS = ("gpu", "engine", "model", "workload")
 NUMBERS = ("tp", "pp", "batch", "output_len", "prefill_ms", "decode_ms", "total_ms")
@@ -184,34 +181,46 @@ class Forecast:
     def total_s(self) -> Floats:
         return self.prefill_s + (self.case.output - 1) * self.decode_s
 
+    @property
+    def rows(self) -> Iterator[Row]:
+        """Of prompts and of a token of each sequence: a batch takes both, the tokens `output` - 1
+        times."""
+        for asked, found in ((prompts, self.prefill_s), (token, self.decode_s)):
+            yield Row(float(found[0]), "s", asked(self.case).command, "time_s")
+
 
 def forecast(cases: Iterable[Case], watch: Callable[[str], None]) -> Iterator[Forecast]:
     for case in cases:
         watch(f"{case.model}, {case.engine}, {case.tp * case.pp} x {case.target}")
-        tokens, behind = sum(case.prompts), np.mean(case.prompts) + case.output / 2
-        count = max(1, round(tokens**2 / sum(n * n for n in case.prompts)))
-        yield Forecast(
-            case,
-            seconds(case, {"batch": count, "seq": round(tokens / count)}, None),
-            seconds(case, {"batch": len(case.prompts)}, round(behind)),
-        )
+        yield Forecast(case, seconds(prompts(case)), seconds(token(case)))
 
 
-def seconds(case: Case, dims: Mapping[str, int], past: int | None) -> Floats:
-    """Of prompts, or of a token of each sequence behind `past` others: predicted, low and high."""
-    with TemporaryDirectory() as folder:
-        (Path(folder) / "config.json").write_text(json.dumps(case.config))
-        phase = "prefill" if past is None else "decode"
-        graph = load(
-            f"hf:{folder}",
-            phase=phase,
-            past=past,
-            dims=dict(dims),
-            profile=case.engine,
-            warn=lambda text: None,
-        )
-    parallel = Parallel(tp=case.tp, pp=case.pp)
-    step = simulate_ranks(graph, case.cluster, parallel, profile=case.engine)
+def prompts(case: Case) -> Simulation:
+    """All prompts of a batch, as prompts of one length."""
+    tokens = sum(case.prompts)
+    count = max(1, round(tokens**2 / sum(n * n for n in case.prompts)))
+    return _asked(case, phase="prefill", dims={"batch": count, "seq": round(tokens / count)})
+
+
+def token(case: Case) -> Simulation:
+    """A token of each sequence, behind its prompt and half of what it gives."""
+    behind = np.mean(case.prompts) + case.output / 2
+    return _asked(case, phase="decode", past=round(behind), dims={"batch": len(case.prompts)})
+
+
+def _asked(case: Case, **options: Any) -> Simulation:
+    return Simulation(
+        config(case.config, case.model),
+        options,
+        profile=case.engine,
+        cluster=case.cluster,
+        parallel=Parallel(tp=case.tp, pp=case.pp),
+    )
+
+
+def seconds(asked: Simulation) -> Floats:
+    """Predicted, low and high."""
+    step = asked.step()
     return np.array([step.time_s, *(step.interval or (step.time_s, step.time_s))])
 
 

@@ -1,12 +1,27 @@
-"""What a user types to have a number that `gpuir eval` scores: command lines and calls."""
+"""What a user types to have a number that `gpuir eval` scores: command lines and calls.
+
+A question is asked here by the calls that the command of its text makes.
+"""
 
 from __future__ import annotations
 
+import json
 import shlex
+import tempfile
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, NamedTuple, cast
+from dataclasses import asdict, dataclass, field
+from hashlib import sha256
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import click
+
+from gpuir.simulate.parallel import Parallel
+
+if TYPE_CHECKING:
+    from gpuir.ir.graph import Graph
+    from gpuir.report.answer import Answer
+    from gpuir.simulate.step import Step
 
 option = click.option(
     "--commands", is_flag=True, help="Print what gives each number: a command line, or a call."
@@ -15,7 +30,7 @@ option = click.option(
 
 class Row(NamedTuple):
     """A number that is scored, in its unit, and what gives it: a command line whose JSON has it at
-    `field`, or a call of Python."""
+    `field`, or a call of Python. Without either `field` says why."""
 
     number: float
     unit: str
@@ -23,13 +38,80 @@ class Row(NamedTuple):
     field: str = ""
 
 
-def line(command: str, model: str, options: Mapping[str, Any]) -> str:
-    """`gpuir COMMAND MODEL --option value ...`. What is None, False, empty or 1 of a degree is left
-    out; True is a flag, and a mapping `NAME=VALUE,...`."""
-    return shlex.join(("gpuir", command, *([model] if model else ()), *_words(options)))
+def report(rows: Iterable[Row]) -> str:
+    """A line each: the number as it is scored, and what gives it."""
+    return "".join(f"{r.number!r} {r.unit}  {r.text or f'no command: {r.field}'}\n" for r in rows)
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A model, as `gpuir.load` takes it with `options`, under a profile."""
+
+    model: str
+    options: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    profile: str | None = None
+    tf32: bool | None = None
+
+    def graph(self) -> Graph:
+        import gpuir
+
+        under: dict[str, Any] = {"profile": self.profile, "tf32": self.tf32}
+        return gpuir.load(self.model, warn=lambda _: None, **under, **self.options)
+
+    def line(self, command: str, given: Mapping[str, Any]) -> str:
+        """The command line that asks the same; `given` are its other options."""
+        tf32 = {} if self.tf32 is None else {"tf32" if self.tf32 else "no-tf32": True}
+        words = _words({**given, **self.options, "profile": self.profile, **tf32})
+        return shlex.join(("gpuir", command, self.model, *words))
+
+
+@dataclass(frozen=True)
+class Analysis(Asked):
+    """A run on one target."""
+
+    target: str = ""
+
+    def answer(self, graph: Graph | None = None) -> Answer:
+        """What it comes to; `graph` is the model where it is loaded, or lowered, already."""
+        import gpuir
+
+        g = self.graph() if graph is None else graph
+        return gpuir.analyze(g, self.target, profile=self.profile, tf32=self.tf32)
+
+    @property
+    def command(self) -> str:
+        return self.line("analyze", {"target": self.target})
+
+
+@dataclass(frozen=True)
+class Simulation(Asked):
+    """A step over the ranks of a cluster; sizes are those of the whole step."""
+
+    cluster: str = ""
+    parallel: Parallel = field(default_factory=Parallel)
+
+    def step(self) -> Step:
+        import gpuir
+        from gpuir.passes.microbatch import Microbatch
+
+        return gpuir.simulate_ranks(
+            Microbatch(self.parallel.microbatches).run(self.graph()),
+            self.cluster,
+            self.parallel,
+            profile=self.profile,
+            tf32=self.tf32,
+        )
+
+    @property
+    def command(self) -> str:
+        plain = asdict(Parallel())
+        layout = {n: v for n, v in asdict(self.parallel).items() if v != plain[n]}
+        return self.line("simulate", {"cluster": self.cluster, **layout})
 
 
 def _words(options: Mapping[str, Any]) -> Iterator[str]:
+    """`--option value ...`: what is None, False or empty is left out, True is a flag, and a mapping
+    `NAME=VALUE,...`."""
     for name, value in options.items():
         option = f"--{name.replace('_', '-')}"
         if value is None or value is False or value in ("", {}, ()):
@@ -43,6 +125,15 @@ def _words(options: Mapping[str, Any]) -> Iterator[str]:
             yield from (option, str(value))
 
 
-def report(rows: Iterable[Row]) -> str:
-    """A line each: the number as it is scored, and what gives it."""
-    return "".join(f"{r.number!r} {r.unit}  {r.text}\n" for r in rows)
+def config(of: Mapping[str, Any], name: str) -> str:
+    """A model by its config, which is written to a file that stays: `hf:FOLDER`."""
+    text = json.dumps(dict(of), indent=1, sort_keys=True)
+    plain = "".join(c if c.isalnum() or c in "-._" else "-" for c in name)
+    called = f"{plain}-{sha256(text.encode()).hexdigest()[:12]}"
+    folder = Path(tempfile.gettempdir()) / "gpuir-eval" / called
+    if not (folder / "config.json").exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        part = folder / f"config.{id(of)}.part"
+        part.write_text(text)
+        part.replace(folder / "config.json")
+    return f"hf:{folder}"

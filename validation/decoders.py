@@ -62,10 +62,11 @@ def show(
     output: str | None,
     width: int | None,
     unseen: str | None,
+    commands: bool,
     **others: object,
 ) -> None:
-    """The scores of a table to where a command's options say. UsageError for an option that is of
-    other tables."""
+    """The scores of a table, or its commands, to where a command's options say. UsageError for an
+    option that is of other tables."""
     from gpuir.backends.scores import scores_report
     from gpuir.cli.eval import show_scores
     from gpuir.cost.tile import BY
@@ -74,11 +75,28 @@ def show(
         raise UsageError(
             f"--{given[0]} is for labels of whole models", where=path, fix="leave it out"
         )
+    if commands:
+        return _commands(path, output)
     table, errors = evaluate(path, unseen)
     head = {"kind": "models", "predictor": BY, "calibrated_rows": None}
     head |= {"left_out": "device" if unseen else None, "seed": None}
     given = {"json_path": json_path, "output": output, "width": width, "format": "text"}
     show_scores(scores_report([table], errors, head), given)
+
+
+def _commands(path: str, output: str | None) -> None:
+    from gpuir.cli.output import emit
+    from validation import batches, commands
+
+    if _kind(path) is not _batches:
+        raise UsageError(
+            "no command gives the numbers of this table",
+            where=path,
+            found="layers and deployments are predicted from parts of steps",
+            fix="leave out --commands",
+        )
+    found = batches.forecast(batches.read(path).cases, note)
+    emit(commands.report(row for f in found for row in f.rows), output)
 
 
 def _layers(path: str | Path, unseen: str | None) -> tuple[Table, Scores]:

@@ -7,15 +7,12 @@ options of both; what its page does not say is assumed, and said.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import asdict, dataclass
 
-import gpuir
-from gpuir.passes.microbatch import Microbatch
 from gpuir.simulate.parallel import Parallel
 from gpuir.simulate.step import Step
 from gpuir.targets.cluster import Cluster, cluster_names, load_cluster
-from validation.commands import Row, line
+from validation.commands import Row, Simulation
 from validation.precisions import precision_of
 from validation.runs import EXAMPLES, LLM_FOUNDRY, MEGATRON_LM, MEGATRON_ON_FOUR, Run
 
@@ -37,51 +34,6 @@ FITTED = ("mpt-1b", "mpt-7b")
 
 
 @dataclass(frozen=True)
-class Asked:
-    """What is asked of gpuir for a run: a model of the zoo with its sizes, the batch of a step over
-    all ranks, the layout, the options of a step, and what of all that its page does not say."""
-
-    model: str
-    dims: Mapping[str, int]
-    cluster: str
-    parallel: Parallel
-    recipe: str
-    profile: str | None = None
-    tf32: bool = False
-    more: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    assumed: tuple[str, ...] = ()
-
-    def step(self) -> Step:
-        graph = gpuir.load(
-            self.model,
-            dims=self.dims,
-            train=True,
-            autodiff="gpuir",
-            recipe=self.recipe,
-            profile=self.profile,
-            tf32=self.tf32,
-            warn=lambda _: None,
-            **self.more,
-        )
-        return gpuir.simulate_ranks(
-            Microbatch(self.parallel.microbatches).run(graph),
-            self.cluster,
-            self.parallel,
-            profile=self.profile,
-            tf32=self.tf32,
-        )
-
-    @property
-    def command(self) -> str:
-        plain = asdict(Parallel())
-        layout = {n: v for n, v in asdict(self.parallel).items() if v != plain[n]}
-        options: dict[str, Any] = {"cluster": self.cluster, **layout, "dims": self.dims}
-        options |= {"train": True, "autodiff": "gpuir", "recipe": self.recipe}
-        options |= {"profile": self.profile, **self.more, "tf32" if self.tf32 else "no-tf32": True}
-        return line("simulate", self.model, options)
-
-
-@dataclass(frozen=True)
 class Forecast:
     """A run, and what is predicted of it by part: seconds that add up; between what 80 % of
     measurements lie, as far as kernels can say; what was asked, and what of it is assumed."""
@@ -89,11 +41,8 @@ class Forecast:
     run: Run
     parts: Mapping[str, float]
     interval: tuple[float, float]
-    asked: Asked
-
-    @property
-    def assumed(self) -> tuple[str, ...]:
-        return self.asked.assumed
+    asked: Simulation
+    assumed: tuple[str, ...] = ()
 
     @property
     def time_s(self) -> float:
@@ -119,9 +68,10 @@ class Forecast:
 
 
 def forecast(run: Run) -> Forecast:
-    asked = asked_of(run)
+    asked, assumed = asked_of(run)
     step = asked.step()
-    return Forecast(run, parts_of(step), step.interval or (step.time_s, step.time_s), asked)
+    ends = step.interval or (step.time_s, step.time_s)
+    return Forecast(run, parts_of(step), ends, asked, assumed)
 
 
 def parts_of(step: Step) -> dict[str, float]:
@@ -138,45 +88,51 @@ def parts_of(step: Step) -> dict[str, float]:
     return parts | {"rest": step.time_s - sum(parts.values())}
 
 
-def asked_of(run: Run) -> Asked:
-    """What ran."""
+def asked_of(run: Run) -> tuple[Simulation, tuple[str, ...]]:
+    """What ran, and what of it is assumed."""
     micro, assumed = _micro(run)
     cluster, silent = cluster_of(run)
-    parallel = _parallel(run, micro)
-    given: dict[str, Any] = {"cluster": cluster.name, "parallel": parallel}
-    given["dims"] = {"batch": run.batch, "seq": run.seq, **_sizes(run)}
+    profile, tf32 = None, False
     dtype = {"dtype": "f16" if run.dtype == "fp16" else "bf16"}
     full = {"checkpoint": "layers.*"} if run.recomputed.startswith("full") else {}
     if run.framework == LLM_FOUNDRY:
         kind = "pure-bf16" if run.is_pure else "fp8" if run.dtype == "fp8" else "bf16"
         more = {**full, **(dtype if run.dtype == "fp16" else {})}
-        model, given["recipe"] = "mpt", f"llm-foundry-{kind}"
+        model, recipe = "mpt", f"llm-foundry-{kind}"
         if run.is_pure and run.dtype in NARROW:
-            given["profile"] = f"llm-foundry+products={run.dtype}"
+            profile = f"llm-foundry+products={run.dtype}"
     elif run.framework == MEGATRON_LM:
-        model, given["recipe"] = "gpt", "megatron-lm-fp16"
+        model, recipe = "gpt", "megatron-lm-fp16"
         if run.recomputed.startswith("selective"):
             full = {"checkpoint": "layers.*.core"}
         more = {**full, **(dtype if run.dtype != "fp16" else {})}
     elif run.framework == MEGATRON_ON_FOUR:
         # Gradients are added to buffers, which are summed over ranks when all are there
         # (megatron/core/distributed: main_grad; overlap_grad_reduce is off by default).
-        model, given["recipe"] = "gpt_in_f32", "megatron-lm-f32"
+        model, recipe = "gpt_in_f32", "megatron-lm-f32"
         more = {**full, **({"accumulate": True} if run.pp == 1 else {})}
     elif run.framework == EXAMPLES:
         precision = precision_of(run.dtype)
-        model, more = "bert", full
-        given["recipe"] = f"autocast-{precision.autocast}" if precision.autocast else "eager-f32"
-        given["tf32"] = run.dtype == "tf32"
+        model, more, tf32 = "bert", full, run.dtype == "tf32"
+        recipe = f"autocast-{precision.autocast}" if precision.autocast else "eager-f32"
     else:
         kind = run.dtype if run.dtype in NARROW else "bf16"
-        model, given["recipe"] = "decoder", f"megatron-{kind}"
+        model, recipe = "decoder", f"megatron-{kind}"
         more = dtype if run.dtype == "fp16" else {}
         if run.version.startswith(OF_2024):
-            narrow = f"+products={kind}" if kind in NARROW else ""
-            given["profile"] = f"megatron-2024{narrow}"
+            profile = "megatron-2024" + (f"+products={kind}" if kind in NARROW else "")
         assumed = ("no recomputation", *(EXCHANGE,) * (run.ep > 1), *assumed)
-    return Asked(f"validation.zoo:{model}", more=more, assumed=(*assumed, *silent), **given)
+    dims = {"batch": run.batch, "seq": run.seq, **_sizes(run)}
+    step = {"dims": dims, "train": True, "autodiff": "gpuir", "recipe": recipe, **more}
+    asked = Simulation(
+        f"validation.zoo:{model}",
+        step,
+        profile=profile,
+        tf32=tf32,
+        cluster=cluster.name,
+        parallel=_parallel(run, micro),
+    )
+    return asked, (*assumed, *silent)
 
 
 def _sizes(run: Run) -> dict[str, int]:

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from functools import lru_cache
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +11,8 @@ import click
 
 from gpuir.cli import options
 from gpuir.cli.output import check_ahead, emit, layout, note
+from validation import commands
+from validation.commands import Analysis, Asked, Row
 
 if TYPE_CHECKING:
     from gpuir.cost.table import Predictor
@@ -61,6 +60,7 @@ if TYPE_CHECKING:
     help="Of throughputs: draw predicted against measured times (png, svg, pdf).",
 )
 @click.option("--json", "json_path", type=click.Path(), help="Write the scores here as JSON.")
+@commands.option
 @options.width
 @options.output
 def models(tables: tuple[str, ...], configs: str | None, **given: Any) -> None:
@@ -79,6 +79,7 @@ def models(tables: tuple[str, ...], configs: str | None, **given: Any) -> None:
     gpuir eval models labels.csv --configs model_configs.json
     gpuir eval models mlp_ops.parquet
     gpuir eval models e2e_serving.parquet --json -
+    gpuir eval models serving_cases.csv --commands
     gpuir eval models labels.csv --configs model_configs.json --unseen weights --json -
     """
     from gpuir.ir.errors import UsageError
@@ -92,7 +93,8 @@ def models(tables: tuple[str, ...], configs: str | None, **given: Any) -> None:
     if all(map(throughputs.is_one, tables)):
         from validation.throughput.show import show
 
-        _refuse({"configs": configs, **{n: given.pop(n) for n in ("unseen", "ops")}}, tables[0])
+        apart = {n: given.pop(n) for n in ("unseen", "ops", "commands")}
+        _refuse({"configs": configs, **apart}, tables[0])
         return show(tables, **of_throughputs, **given)
     _refuse(of_throughputs, tables[0])
     if len(tables) > 1:
@@ -113,9 +115,11 @@ def models(tables: tuple[str, ...], configs: str | None, **given: Any) -> None:
     known = read_configs(configs)
     table = read_labels(labels, known)
     traces = read_traces(given["ops"]) if given["ops"] else {}
-    with TemporaryDirectory() as folder:
-        predict = predictor(known, given["unseen"], Path(folder))
-        cases = [noted(r) for r in results(table.cases, predict)]
+    predict = predictor(known, given["unseen"])
+    cases = [noted(r) for r in results(table.cases, predict)]
+    if given["commands"]:
+        rows = (row_of(r, known[r.case.program.model]) for r in cases)
+        return emit(commands.report(rows), given["output"])
     scores = model_scores.Scores(table, cases, groups(cases), compared(cases, traces))
     if given["json_path"]:
         emit(model_scores.json_text(scores), given["json_path"])
@@ -133,6 +137,25 @@ def _refuse(given: Mapping[str, Any], table: str) -> None:
         raise UsageError(f"--{option} is for other tables", where=table, fix="leave it out")
 
 
+def asked(program: Program, config: Mapping[str, Any]) -> Asked:
+    """A config's model as it was measured."""
+    from validation.models import load_options
+
+    return Asked(commands.config(config, program.model), load_options(program, config))
+
+
+def row_of(result: Result, config: Mapping[str, Any]) -> Row:
+    """A case's time, and the command that gives it."""
+    case, time_s = result.case, result.predicted.times.total_s
+    if case.program.mode == "train":
+        return Row(time_s, "s", "", "its loss is not timed, and backward begins on an idle GPU")
+    if "expert_capacity" in config:
+        return Row(time_s, "s", "", "all its tokens choose one expert")
+    of = asked(case.program, config)
+    run = Analysis(of.model, of.options, case.profile, tf32=False, target=case.target.name)
+    return Row(time_s, "s", run.command, "reports.0.latency_s")
+
+
 def noted(result: Result) -> Result:
     case, times = result.case, result.predicted.times
     error = times.error(case.measured)
@@ -141,23 +164,19 @@ def noted(result: Result) -> Result:
 
 
 def predictor(
-    configs: Mapping[str, Mapping[str, Any]], unseen: str | None, folder: Path
+    configs: Mapping[str, Mapping[str, Any]], unseen: str | None
 ) -> Callable[[Case], tuple[Predicted, Predicted | None]]:
     """A case's predictions: by the weights that come with gpuir, and by those without its GPU. The
     program, and what a stack makes of it, are kept until another is asked for."""
     import gpuir
-    from validation.models import as_measured, load_options, predicted
+    from validation.models import as_measured, predicted
     from validation.weights import weights
 
     @lru_cache(1)
     def graph(program: Program) -> Graph:
         begun = perf_counter()
         config = configs[program.model]
-        place = folder / program.model
-        place.mkdir(exist_ok=True)
-        (place / "config.json").write_text(json.dumps(config))
-        g = gpuir.load(f"hf:{place}", warn=lambda _: None, **load_options(program, config))
-        g = as_measured(g, program, config)
+        g = as_measured(asked(program, config).graph(), program, config)
         note(f"{program}: {len(g.nodes):,} ops, {perf_counter() - begun:.1f} s")
         return g
 

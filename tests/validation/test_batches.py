@@ -15,7 +15,8 @@ pytest.importorskip("transformers")
 
 from gpuir.cli.main import main
 from validation import batches
-from validation.batches import Case, forecast, read, score
+from validation.batches import forecast, read, score
+from validation.commands import Simulation
 
 MEASURED = Path(__file__).parents[3] / "shared/data/serving/serving_cases.csv"
 MODEL = {
@@ -58,16 +59,16 @@ def test_lines_are_batches_or_say_why_not(tmp_path: Path):
 def test_prompts_of_one_length_have_the_tokens_and_their_squares(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    asked: list[tuple[dict[str, int], int | None]] = []
+    asked: list[Simulation] = []
 
-    def seconds(case: Case, dims: dict[str, int], past: int | None) -> np.ndarray:
-        asked.append((dims, past))
+    def seconds(of: Simulation) -> np.ndarray:
+        asked.append(of)
         return np.ones(3)
 
     monkeypatch.setattr(batches, "seconds", seconds)
     case = replace(read(table(tmp_path)).cases[0], prompts=(1000, 2000, 3000, 4000, 4000))
     (made,) = forecast([case], lambda _: None)
-    (prompts, _), (tokens, past) = asked
+    prompts, (tokens, past) = asked[0].options["dims"], map(asked[1].options.get, ("dims", "past"))
     assert prompts["batch"] * prompts["seq"] == pytest.approx(14000, rel=1e-3)
     assert prompts["batch"] * prompts["seq"] ** 2 == pytest.approx(46e6, rel=0.15)
     assert tokens == {"batch": 5} and past == 2805

@@ -134,6 +134,7 @@ def test_training(tmp_path: Path):
     check(trained(written(tmp_path / "runs.csv", lines)))
 
 
+@pytest.mark.slow
 def test_measured_training(tmp_path: Path):
     path = SHARED / "training/llm_training.csv"
 
@@ -143,3 +144,83 @@ def test_measured_training(tmp_path: Path):
     found = written(tmp_path / "runs.csv", drawn(path, 2, is_small))
     (tmp_path / "models.json").write_bytes((path.parent / "models.json").read_bytes())
     check(trained(found))
+
+
+# ---- whole models -------------------------------------------------------------------------------
+
+QWEN: dict[str, object] = {
+    "architecture": "Qwen3ForCausalLM",
+    "layers": 2,
+    "hidden": 256,
+    "heads": 4,
+    "kv_heads": 2,
+    "head_dim": 64,
+    "intermediate": 512,
+    "vocab": 1024,
+    "activation": "silu",
+    "tied_embeddings": False,
+    "dtype": "bfloat16",
+}
+BATCH: dict[str, object] = {
+    "gpu": "A100-SXM4-80GB",
+    "engine": "sglang",
+    "model": "small",
+    "workload": "two",
+    "tp": 2,
+    "pp": 1,
+    "batch": 2,
+    "output_len": 10,
+    "prefill_ms": 8,
+    "decode_ms": 0.4,
+    "total_ms": 12,
+}
+
+
+def served(path: Path) -> Iterable[Row]:
+    from validation import batches
+
+    found = batches.forecast(batches.read(path).cases, lambda _: None)
+    return (row for f in found for row in f.rows)
+
+
+def test_batches(tmp_path: Path):
+    pytest.importorskip("transformers")
+    (tmp_path / "workloads").mkdir()
+    (tmp_path / "workloads/models.json").write_text(json.dumps({"small": QWEN}))
+    (tmp_path / "workloads/two.csv").write_text("request,input_len\n0,100\n1,300\n")
+    lines = [BATCH, BATCH | {"engine": "vllm", "tp": 1, "gpu": "H100-SXM5-80GB"}]
+    check(served(written(tmp_path / "batches.csv", lines)))
+
+
+@pytest.mark.slow
+def test_measured_batches(tmp_path: Path):
+    pytest.importorskip("transformers")
+    path = SHARED / "serving/serving_cases.csv"
+    lines = drawn(path, 1, lambda line: line["tp"] != "1")
+    (tmp_path / "workloads").symlink_to(path.parent / "workloads")
+    check(served(written(tmp_path / "batches.csv", lines)))
+
+
+def test_labels(tmp_path: Path):
+    pytest.importorskip("transformers")
+    from validation.models import read_labels, results
+    from validation.whole import predictor, row_of
+
+    config = {"model_type": "gpt2", "n_embd": 64, "n_layer": 2, "n_head": 4, "vocab_size": 512}
+    label: dict[str, object] = {
+        "device": "Tesla_T4",
+        "model": "small",
+        "mode": "inf",
+        "seqlen": 64,
+        "batch": 2,
+        "option": "",
+        "e2e_ms": 10,
+        "fw_ms": 10,
+        "bwall_ms": "",
+    }
+    table = written(tmp_path / "labels.csv", [label, label | {"mode": "train", "option": "fusion"}])
+    configs = {"small": config}
+    found = results(read_labels(str(table), configs).cases, predictor(configs, None))
+    rows = [row_of(r, config) for r in found]
+    assert [bool(row.text) for row in rows] == [True, False]
+    check(rows[:1])
