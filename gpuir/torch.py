@@ -63,7 +63,8 @@ def backend(
 
 def show(found: Answer) -> None:
     """The report as a table, on stderr."""
-    from gpuir.backends.terminal import Layout, report
+    from gpuir.backends.analysis import text as report
+    from gpuir.backends.terminal import Layout
 
     print(report([found], Layout()), file=sys.stderr)
 

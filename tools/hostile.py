@@ -739,7 +739,7 @@ def profiles(r: Random) -> Case:
 def report() -> Any:
     """A report of the small model, as `--format json` gives it."""
     import gpuir
-    from gpuir.backends.json_csv import json_text
+    from gpuir.backends.analysis import json as json_text
     from gpuir.backends.terminal import Layout
 
     g = gpuir.analyze(gpuir.parse(MODEL), "a100").graph

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator, Sequence
 from operator import attrgetter
 from typing import Any
 
+from gpuir.backends.analysis import fits_text
 from gpuir.backends.structured import record
-from gpuir.backends.terminal import fits_text
 from gpuir.plan.advise import LEAST_GAIN, Advice, Money, Trial
 from gpuir.plan.changes import Change, Setup
 from gpuir.plan.outcome import Outcome

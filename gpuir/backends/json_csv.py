@@ -1,34 +1,24 @@
-"""The report for programs: JSON as docs/reference/json-schema.md describes it, and CSV."""
+"""A run for programs: the fields of JSON as docs/reference/json-schema.md describes them, and a row
+a kernel."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from gpuir.backends import structured
 from gpuir.backends.structured import record
-from gpuir.backends.terminal import Layout, tile_text
-from gpuir.report.answer import SCHEMA, Answer
+from gpuir.report.answer import Answer
+from gpuir.report.equal import tile_text
 from gpuir.report.kernels import Kernel, Total
 from gpuir.report.modules import modules
+from gpuir.report.table import Column, Table, fields
 
 if TYPE_CHECKING:
     from gpuir.simulate.memory import Memory
 
 TERMS = ("compute", "memory", "latency", "network")
-COLUMNS = (  # of CSV, before the facts
-    *("model", "target", "profile", "kernel", "op", "shape", "locs", "status", "runs"),
-    *("launches", "time_s", "low_s", "high_s", "time_each_s", "bound", "by", "unseen"),
-    *("flops_each", "bytes_each", "dram_bytes_each", "tile", *(f"{name}_s" for name in TERMS)),
-)
 
 
-def json_text(summaries: Sequence[Answer], _: Layout) -> str:
-    """`{"schema": "gpuir.report/2", "reports": [...]}`, a report a target."""
-    return structured.json_text(SCHEMA, reports=[_report(s) for s in summaries])
-
-
-def _report(s: Answer) -> dict[str, Any]:
+def fields_of(s: Answer) -> dict[str, Any]:
     run = s.timeline
     return record(
         s,
@@ -93,34 +83,31 @@ def kernel_record(x: Kernel) -> dict[str, Any]:
     )
 
 
-def csv_text(summaries: Sequence[Answer], _: Layout) -> str:
-    """A row a kernel, target and profile, in graph order; times in seconds, a column a fact."""
-    rows = (_row(s, x) for s in summaries for x in s.kernels)
-    return structured.csv_text(COLUMNS, rows)
+def kernels_table(s: Answer) -> Table:
+    """A row a kernel, in graph order; times in seconds, a column a fact."""
 
+    def terms(x: Kernel) -> dict[str, float]:
+        return {f"{name}_s": x.cost.term(name) for name in TERMS}
 
-def _row(s: Answer, x: Kernel) -> dict[str, Any]:
-    cost = x.cost
-    low, high = x.interval or (None, None)
-    return record(
-        x,
-        "shape status runs launches time_s",
-        model=s.model,
-        target=s.device.name,
-        profile=s.profile,
-        kernel=x.name,
-        op=x.node.op.name,
-        locs=" + ".join(x.locs),
-        low_s=low,
-        high_s=high,
-        time_each_s=cost.time_s,
-        bound=cost.bound,
-        by=cost.by,
-        unseen=" ".join(cost.unseen),
-        flops_each=x.flops,
-        bytes_each=x.bytes,
-        dram_bytes_each=x.dram_bytes,
-        tile=tile_text(x),
-        **{f"{name}_s": cost.term(name) for name in TERMS},
-        **{f"fact_{name}": value for name, value in cost.facts},
+    def facts(x: Kernel) -> dict[str, Any]:
+        return {f"fact_{name}": value for name, value in x.cost.facts}
+
+    return Table(
+        s.kernels,
+        (
+            Column(field="kernel", value="name"),
+            Column(field="op", value="node.op.name"),
+            *fields("shape"),
+            Column(field="locs", value=lambda x: " + ".join(x.locs)),
+            *fields("status runs launches time_s"),
+            Column(field="interval_s", value="interval"),
+            Column(field="time_each_s", value="cost.time_s"),
+            *fields("bound by", "cost"),
+            Column(field="unseen", value=lambda x: " ".join(x.cost.unseen)),
+            *(Column(field=f"{n}_each", value=n) for n in ("flops", "bytes", "dram_bytes")),
+            Column(field="tile", value=tile_text),
+            Column(field="terms", value=terms, inline=True),
+            Column(field="facts", value=facts, inline=True),
+        ),
+        {"model": s.model, "target": s.device.name, "profile": s.profile},
     )

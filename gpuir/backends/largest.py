@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from gpuir.backends.analysis import fits_text, memory_text
 from gpuir.backends.json_csv import memory_record
 from gpuir.backends.structured import record
-from gpuir.backends.terminal import fits_text, memory_text
 from gpuir.report.searches import LargestFit
 from gpuir.report.table import Column, Heading, Notes, Part, Report, Table
 

@@ -8,8 +8,9 @@ from math import atan2, ceil, degrees, floor, hypot, log10
 from pathlib import PurePath
 from typing import Any
 
+from gpuir.backends.analysis import run_names
 from gpuir.backends.picture import FORMS, matplotlib, picture
-from gpuir.backends.terminal import Layout, run_names
+from gpuir.backends.terminal import Layout
 from gpuir.ir.errors import UsageError
 from gpuir.report.answer import Answer
 from gpuir.report.equal import Alike, alike

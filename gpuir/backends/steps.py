@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
+from gpuir.backends.analysis import gains_text, to_fit_text, traffic
 from gpuir.backends.structured import record
-from gpuir.backends.terminal import gains_text, to_fit_text, traffic
 from gpuir.report.table import Column, Heading, Notes, Part, Report, Table, fields
 from gpuir.report.units import percent, quantity, rate, share
 from gpuir.simulate.memory import available_bytes

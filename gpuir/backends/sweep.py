@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+from gpuir.backends.analysis import to_fit_text
 from gpuir.backends.structured import record
-from gpuir.backends.terminal import to_fit_text
 from gpuir.plan.sweep import Dims, Point, Series, Sweep
 from gpuir.report.table import Column, Heading, Notes, Part, Report, Table, fields
 from gpuir.report.units import percent, quantity, rate, share, usd

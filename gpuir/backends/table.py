@@ -29,10 +29,12 @@ FORMATS: Mapping[str, Writer] = Lazy(
 )
 BACKENDS: Mapping[str, Backend] = Lazy(
     {
-        "text": "gpuir.backends.terminal:report",
+        "text": "gpuir.backends.analysis:text",
         "html": "gpuir.backends.html.page:html",
-        "json": "gpuir.backends.json_csv:json_text",
-        "csv": "gpuir.backends.json_csv:csv_text",
+        "json": "gpuir.backends.analysis:json",
+        "csv": "gpuir.backends.analysis:csv",
+        "markdown": "gpuir.backends.analysis:markdown",
+        "parquet": "gpuir.backends.analysis:parquet",
         "roofline": "gpuir.backends.roofline:roofline",
         "trace": "gpuir.backends.trace:trace",
         "ir": "gpuir.backends.texts:ir",

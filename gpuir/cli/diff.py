@@ -140,7 +140,8 @@ def analyzed(
     path: str, given: dict[str, Any], loaded: Loaded, beside: tuple[Run, ...]
 ) -> tuple[Run, ...]:
     """A model as a report has it."""
-    from gpuir.backends.json_csv import json_text
+    from gpuir.backends.analysis import analysis_report
+    from gpuir.backends.structured import to_json
     from gpuir.backends.terminal import Layout
     from gpuir.report.saved import read_report
 
@@ -152,6 +153,6 @@ def analyzed(
     answers = analyze(given | wanted, loaded, warnings)
     for text in warnings:
         warn(text)
-    found = read_report(json_text(answers, Layout()), path)
+    found = read_report(to_json(analysis_report(answers, Layout()), Layout()), path)
     names = {run.name for run in beside}
     return tuple(run for run in found if not names or run.name in names)

@@ -63,3 +63,12 @@ def _alike(a: str, b: str) -> int:
     return next(
         (i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b))
     )
+
+
+def tile_text(x: Kernel) -> str:
+    """`128x64x32` in the order of the loop nest, batch and heads left out where the tile holds one;
+    `/4` behind it where so many blocks share the reduced dimension."""
+    if x.tile is None:
+        return ""
+    dims = [str(n) for d, n in x.tile.dims if n > 1 or d not in "bh"]
+    return "x".join(dims) + (f"/{x.tile.split}" if x.tile.split > 1 else "")

@@ -8,7 +8,9 @@ from dataclasses import replace
 import pytest
 
 import gpuir
-from gpuir.backends.terminal import Layout, answers, head, report
+from gpuir.backends.analysis import answers, head
+from gpuir.backends.analysis import text as report
+from gpuir.backends.terminal import Layout
 from gpuir.report.answer import Answer
 
 GAIN = r"[\d.]+ % without (the host|launches|compute|memory|waits|copies) \([\d.]+ .?s\)"

@@ -13,9 +13,10 @@ import pytest
 from jsonschema import Draft202012Validator
 
 import gpuir
-from gpuir.backends import json_csv, texts
+from gpuir.backends import analysis, texts
+from gpuir.backends.analysis import text as report
 from gpuir.backends.table import BACKENDS, find_backend
-from gpuir.backends.terminal import LONGEST_WORD, Layout, Page, cell_width, cut, elided, report
+from gpuir.backends.terminal import LONGEST_WORD, Layout, Page, cell_width, cut, elided
 from gpuir.ir.errors import UsageError
 from gpuir.ir.graph import Graph
 from gpuir.ir.notes import Cost
@@ -94,7 +95,7 @@ def test_time_of_what_nothing_was_measured_of_is_shown_apart(graph: Graph):
     said = " ".join(text.split())
     assert "of the kernels' time, reduce, routine, opaque: no measurements of such kernels" in said
     assert "4.5 % by library routines, 4.5 % by unknown operators" in said
-    (record,) = json.loads(json_csv.json_text([s], Layout()))["reports"]
+    (record,) = json.loads(analysis.json([s], Layout()))["reports"]
     assert record["unfitted_s"] == s.unfitted_s
     assert record["coverage"]["opaque"]["time_s"] == own["opaque"]
     assert {x["op"] for x in record["kernels"] if x["status"] == "opaque"} == {"k.opaque"}
@@ -306,7 +307,7 @@ def test_a_graph_where_nothing_runs():
     g = gpuir.parse("costed @empty for a100 {\n  in %x: f32[2]\n  out %x\n}\n")
     text = report([answer_of(g, DEVICE)], Layout(80))
     assert "nothing runs" in text
-    assert json.loads(json_csv.json_text([answer_of(g, DEVICE)], Layout()))["reports"][0]
+    assert json.loads(analysis.json([answer_of(g, DEVICE)], Layout()))["reports"][0]
 
 
 def test_a_host_that_launches_nothing():
@@ -369,11 +370,11 @@ def test_names_that_repeat():
 
 
 def test_json_fits_its_schema_and_itself(s: Answer):
-    text = json_csv.json_text([s, s], Layout())
+    text = analysis.json([s, s], Layout())
     schema = json.loads((ROOT / "docs/reference/report.schema.json").read_text())
     Draft202012Validator.check_schema(schema)
     Draft202012Validator(schema).validate(json.loads(text))
-    assert text == json_csv.json_text([s, s], Layout(40, True, 1))
+    assert text == analysis.json([s, s], Layout(40, True, 1))
     (first, _) = json.loads(text)["reports"]
     assert sum(x["time_s"] for x in first["kernels"]) == pytest.approx(first["latency_s"])
     assert first["interval_s"] == list(s.interval or ())
@@ -382,7 +383,7 @@ def test_json_fits_its_schema_and_itself(s: Answer):
 
 def test_every_json_field_is_documented(s: Answer):
     page = (ROOT / "docs/reference/json-schema.md").read_text()
-    (found,) = json.loads(json_csv.json_text([s], Layout()))["reports"]
+    (found,) = json.loads(analysis.json([s], Layout()))["reports"]
     fields = {*found, *found["kernels"][1], *found["totals"][0], *found["memory"]}
     assert not [name for name in fields if f"`{name}" not in page]
 
@@ -401,7 +402,7 @@ def test_every_json_field_is_documented(s: Answer):
     ],
 )
 def test_csv_holds_names_of_any_kind_and_no_formula(s: Answer, name: str, cell: str):
-    text = json_csv.csv_text([replace(s, model=name)], Layout())
+    text = analysis.csv([replace(s, model=name)], Layout())
     rows = list(csv.reader(StringIO(text, newline="")))
     assert {len(row) for row in rows} == {len(rows[0])}
     assert rows[1][0] == cell and text.endswith("\n") and "\r" not in text
@@ -418,7 +419,7 @@ def test_what_cannot_be_seen_in_a_name_is_not_written(s: Answer, form: str):
 
 
 def test_csv_has_the_same_numbers(s: Answer):
-    rows = list(csv.DictReader(StringIO(json_csv.csv_text([s], Layout()))))
+    rows = list(csv.DictReader(StringIO(analysis.csv([s], Layout()))))
     assert sum(float(row["time_s"]) for row in rows) == pytest.approx(s.latency_s)
     assert {row["kernel"] for row in rows} >= {"y", "l/m", "k/q"}
     assert rows[0]["fact_waves"]

@@ -24,7 +24,9 @@ DAY = "time,live\n0:00,50\n8:00,3000\n20:00,200\n"
 MIG = ("--gpu", "a30", "--model", f"{ENCODER}:name=live:batch=1:seq=32:deadline=20ms")
 MIG += ("--model", f"{ENCODER}:name=idle:batch=8:seq=32", "--requests", "50")
 DIFF = ("diff", ENCODER, ENCODER, *SHORT, "--budget", "latency=+1%")
+ANALYZE = ("analyze", ENCODER, *SHORT[:2], "--target", "a100,l4")
 COMMANDS = {  # and a field that tells its rows apart
+    ANALYZE: "kernel",
     ("analyze", ENCODER, "--dims", "seq=32", "--target", "a100", "--crossover", "batch"): "value",
     (
         "largest",
@@ -73,7 +75,7 @@ def test_every_format_has_the_answer(
     assert rows and len({row[field] for row in rows}) > 1
     assert json.loads(made["json"])["schema"].startswith("gpuir.")
     assert made["markdown"].decode().count("| ---") + made["markdown"].decode().count("| --:")
-    assert b'<table class="plain">' in made["html"]
+    assert b"<!doctype html>" in made["html"] and b'<table class="plain">' in made["html"]
     text = made["text"].decode()
     assert written(command, "table", tmp_path).decode() == text  # its older name
     parquet = pytest.importorskip("pyarrow.parquet", reason="pip install 'gpuir[sweep]'")

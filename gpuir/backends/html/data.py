@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from math import isfinite
 from typing import Any
 
-from gpuir.backends.terminal import bounds, moment_name, run_names, tile_text
+from gpuir.backends.analysis import bounds, moment_name, run_names
 from gpuir.report.answer import Answer
-from gpuir.report.equal import Alike, alike, layer
+from gpuir.report.equal import Alike, alike, layer, tile_text
 from gpuir.report.kernels import totals
 from gpuir.report.modules import modules
 from gpuir.report.names import node_name

@@ -13,19 +13,21 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from gpuir.backends.html.data import data
-from gpuir.backends.terminal import (
-    Layout,
+from gpuir.backends.analysis import (
     answers,
     comparison,
     coverage,
     head,
+    holders,
     of_what,
-    printable,
     run_names,
 )
+from gpuir.backends.html.data import data
+from gpuir.backends.html.plain import table_html
+from gpuir.backends.terminal import Layout, printable
 from gpuir.ir.errors import UsageError
 from gpuir.report.answer import Answer
+from gpuir.report.table import Table
 from gpuir.report.units import percent, plain, quantity, rate
 
 HERE = Path(__file__).parent
@@ -51,7 +53,7 @@ def html(summaries: Sequence[Answer], _: Layout) -> str:
     return templates.get_template("page.html").render(
         title=f"{summaries[0].model} {of_what(summaries)}",
         runs=[_run(n, s) for n, s in zip(run_names(summaries), summaries, strict=True)],
-        comparison=comparison(summaries) if len(summaries) > 1 else None,
+        comparison=_table(comparison(summaries)) if len(summaries) > 1 else None,
         data=_script_safe(data(summaries)),
         libraries=libraries,
         style=(HERE / "page.css").read_text(),
@@ -99,21 +101,18 @@ def _run(name: str, s: Answer) -> dict[str, Any]:
         "device": s.device.title or s.device.name,
         "tiles": list(_tiles(s)),
         "facts": [*(line for line in answers(s) if line[0] != "latency"), *head(s)],
-        "coverage": coverage(s),
+        "coverage": _table(coverage(s)),
         "assumed": s.assumed,
         "warnings": s.warnings,
-        "holders": [
-            (
-                h.name or "-",
-                h.kind,
-                quantity(h.bytes, "bytes"),
-                percent(h.bytes, s.memory.peak_bytes),
-            )
-            for h in s.memory.largest[:20]
-        ],
+        "holders": _table(holders(s.memory, 20)),
         "numbers": [(n.field, _number(n.value, n.unit), n.source) for n in s.device.numbers],
         "says": _descriptions(s),
     }
+
+
+def _table(table: Table) -> str:
+    columns, rows = table.cells()
+    return table_html(columns, rows) if rows else ""
 
 
 def _tiles(s: Answer) -> list[tuple[str, str, str]]:

@@ -9,6 +9,7 @@ from pathlib import Path
 from gpuir.backends.terminal import Layout, printable
 from gpuir.report.table import Column, Drawing, Heading, Notes, Part, Report, Table
 
+CELL = '<{0} class="{1}">{2}</{0}>'
 PAGE = """<!doctype html>
 <html lang="en">
 <head>
@@ -78,11 +79,12 @@ def _table(table: Table) -> Iterator[str]:
 
 def table_html(columns: Sequence[Column], rows: Iterable[Sequence[str]]) -> str:
     """The element of a table: figures to the right, words to the left."""
-    kinds = [' class="figure"' if c.unit else ' class="word"' for c in columns]
+    kinds = ["figure" if c.unit else "word" for c in columns]
 
     def row(tag: str, cells: Iterable[str]) -> str:
         pairs = zip(kinds, cells, strict=True)
-        return f"<tr>{''.join(f'<{tag}{kind}>{seen(x)}</{tag}>' for kind, x in pairs)}</tr>"
+        tags = ((tag if x else "td", kind, seen(x)) for kind, x in pairs)  # no title, no header
+        return f"<tr>{''.join(CELL.format(t, kind, x) for t, kind, x in tags)}</tr>"
 
     body = "\n".join(row("td", cells) for cells in rows)
     head = row("th", [c.title or "" for c in columns])
