@@ -23,10 +23,11 @@ from gpuir.ir.graph import Graph, Level
 from gpuir.loading import load
 from gpuir.passes.manager import Pass
 from gpuir.passes.math import run_under
-from gpuir.plan.space.answers import Answer, Held, answers_on, cost_table, unfit
+from gpuir.plan.space.answers import Held, answers_on, cost_table, unfit
 from gpuir.plan.space.engines import Engine
 from gpuir.plan.space.program import Program, keys_of, program_of, read, written
 from gpuir.plan.space.space import OWN, Column, Job, Plan, Space
+from gpuir.report.answer import Answer
 from gpuir.stacks.table import pipeline
 from gpuir.store import Store, digest, version
 from gpuir.targets.load import load_target
@@ -186,7 +187,7 @@ def ran(
     rows = _Rows(space, block.loading)
     for j, (job, programs) in enumerate(zip(block.jobs, found.programs, strict=True)):
         variants = [variant_of(job.profile, target) for target in targets]
-        got: dict[int, Answer] = {i: Answer(why=why) for i, why in failed.items()}
+        got = {i: Answer(job.model, why=why) for i, why in failed.items()}
         name = ""
         for variant in dict.fromkeys(variants):
             some = [t for t, v in enumerate(variants) if v == variant]
@@ -221,24 +222,10 @@ def _whole(costed_on: Callable[[Target], Graph]) -> Callable[[Target], Answer]:
         try:
             found = answer(costed_on(target))
         except GpuirError as error:
-            return Answer(why=in_a_line(error))
-        if not found.latency_s:
-            return Answer(why=f"the model has nothing to run under {found.profile}")
-        bounds, held = dict(found.bounds), found.memory
-        available = held.available_bytes or 0
-        low_s, high_s = found.interval or (None, None)
-        return Answer(
-            latency_s=found.latency_s,
-            low_s=low_s,
-            high_s=high_s,
-            device_s=found.device_s,
-            host_bound=found.timeline.is_host_bound,
-            bound=max(bounds, key=lambda name: bounds[name]),
-            peak_bytes=held.peak_bytes,
-            reserved_bytes=held.reserved_bytes,
-            available_bytes=available,
-            why=unfit(held.reserved_bytes, available),
-        )
+            return Answer("", why=in_a_line(error))
+        if not found.ran:
+            return Answer("", why=f"the model has nothing to run under {found.profile}")
+        return replace(found.numbers, why=unfit(found.reserved_bytes, found.available_bytes or 0))
 
     return run
 
@@ -268,19 +255,22 @@ def _planned(job: Job, plan: Plan, loading: Loading, common: Common) -> tuple[An
             graph, plan.cluster, plan.parallel, profile=job.profile or None, common=common
         )
     except GpuirError as error:
-        return Answer(why=in_a_line(error)), Path(job.model).stem, items
-    low_s, high_s = step.interval or (None, None)
+        return Answer(job.model, why=in_a_line(error)), Path(job.model).stem, items
     part = step.fullest
-    answer = Answer(
+    found = Answer(
+        graph.name,
+        step.target,
+        step.profile.name,
         latency_s=step.time_s,
-        low_s=low_s,
-        high_s=high_s,
+        interval=step.interval,
         peak_bytes=part.held_bytes,
         reserved_bytes=part.held_bytes,
         available_bytes=part.available_bytes,
         why=unfit(part.held_bytes, part.available_bytes),
+        cluster=step.cluster,
+        plan=str(step.parallel),
     )
-    return answer, graph.name, items
+    return found, graph.name, items
 
 
 class _Rows:
@@ -293,11 +283,10 @@ class _Rows:
         self.rows: list[dict[str, Any]] = []
 
     def add(
-        self, point: int, job: Job, name: str, column: Column, answer: Answer, items: int = 0
+        self, point: int, job: Job, name: str, column: Column, found: Answer, items: int = 0
     ) -> None:
         items = items or job.items
         plan = column.plan
-        latency_s = answer.latency_s
         self.rows.append(
             {
                 "point": point,
@@ -316,9 +305,9 @@ class _Rows:
                 "plan": _text(plan) if plan else "",
                 "predictor": BY,
                 "gpuir": version(),
-                **asdict(answer),
+                **found.row(),
                 "items": items,
-                "items_per_s": items / latency_s if latency_s else None,
+                "items_per_s": items / found.latency_s if found.ran else None,
             }
         )
 

@@ -10,7 +10,7 @@ from gpuir.backends.analysis import fits_text
 from gpuir.backends.structured import record
 from gpuir.plan.advise import LEAST_GAIN, Advice, Money, Trial
 from gpuir.plan.changes import Change, Setup
-from gpuir.plan.outcome import Outcome
+from gpuir.report.answer import Answer
 from gpuir.report.table import Column, Heading, Notes, Part, Report, Table, fields
 from gpuir.report.units import percent, quantity, rate, usd
 
@@ -31,8 +31,7 @@ def advice_report(r: Advice, flags: Flags) -> Report:
 def _parts(r: Advice, flags: Flags) -> Iterator[Part]:
     """What helps, the most first, then several at once, then other GPUs, then what was in vain."""
     now = r.before
-    title = now.target.title or now.target.name
-    yield Heading(f"{now.graph.name} on {title} ({now.target.name})")
+    yield Heading(f"{now.model} on {now.device.title or now.target} ({now.target})")
     yield Notes(list(_now(r)))
     if r.advice:
         named = _named(r)
@@ -43,12 +42,12 @@ def _parts(r: Advice, flags: Flags) -> Iterator[Part]:
 
 def _now(r: Advice) -> Iterator[tuple[str, str]]:
     now = r.before
-    yield "now", f"{_run(now)}, profile {now.timeline.profile.name}"
+    yield "now", f"{_run(now)}, profile {now.profile}"
     others = [x.before for x in (*r.advice, *r.together, *r.rest) if x.before is not now]
     if others:
         took = f"by gpuir's derivatives, {_run(others[0])}"
         yield "backward", f"{took}: what saves is of that where it needs them"
-    if now.memory.fits is False:
+    if now.fits is False:
         yield "fits", f"{fits_text(now.memory)}; `gpuir largest` finds the largest that does"
 
 
@@ -72,11 +71,9 @@ def _table(r: Advice, named: Sequence[tuple[str, Trial]]) -> Table:
             Column("saves", "%", value=lambda x: x[1].gain),
             after("a run", "s", "latency_s"),
             after("items/s" if r.before.items > 1 else "runs/s", "1/s", "items_per_s"),
-            after("memory", "bytes", "memory.reserved_bytes", 1),
+            after("memory", "bytes", "reserved_bytes", 1),
             Column("sure", value=lambda x: "yes" if x[1].is_certain else "no"),
-            Column(
-                "change", value=lambda x: _what(x[1]) + unfit * (x[1].after.memory.fits is False)
-            ),
+            Column("change", value=lambda x: _what(x[1]) + unfit * (x[1].after.fits is False)),
         ),
     )
 
@@ -108,7 +105,7 @@ def _others(r: Advice) -> Iterator[tuple[str, str]]:
         yield why, "; ".join(texts)
 
 
-def _run(run: Outcome) -> str:
+def _run(run: Answer) -> str:
     """`3.70 ms a run, 2,159 items/s`."""
     text = f"{quantity(run.latency_s, 's', 4)} a run"
     if run.items > 1:
@@ -124,7 +121,7 @@ def _gpu(r: Advice, x: Trial) -> str:
         speed = "as fast"
     elif x.speedup < 1:
         speed = f"{1 / x.speedup:.3g} times as long"
-    text = f"{x.after.target.name}, {speed}: {_run(x.after)}"
+    text = f"{x.after.target}, {speed}: {_run(x.after)}"
     if money := x.money(r.prices):
         before, after = money
         text += f"; {_paid(after)}, instead of {_paid(before)}"
@@ -170,9 +167,9 @@ def _tried(r: Advice, flags: Flags) -> dict[str, Table]:
         "rest": r.rest,
     }
     head = {
-        "model": r.before.graph.name,
-        "target": r.before.target.name,
-        "profile": r.before.timeline.profile.name,
+        "model": r.before.model,
+        "target": r.before.target,
+        "profile": r.before.profile,
     }
     return {
         name: Table(trials, _columns(r, flags), {**head, "list": name})
@@ -202,9 +199,9 @@ def _columns(r: Advice, flags: Flags) -> tuple[Column, ...]:
 def _fields(r: Advice, flags: Flags) -> dict[str, Any]:
     tried = {name: table.records() for name, table in _tried(r, flags).items()}
     return {
-        "model": r.before.graph.name,
-        "target": r.before.target.name,
-        "profile": r.before.timeline.profile.name,
+        "model": r.before.model,
+        "target": r.before.target,
+        "profile": r.before.profile,
         "setup": r.setup,
         "before": _run_record(r.before),
         **tried,
@@ -213,11 +210,11 @@ def _fields(r: Advice, flags: Flags) -> dict[str, Any]:
     }
 
 
-def _run_record(run: Outcome) -> dict[str, Any]:
+def _run_record(run: Answer) -> dict[str, Any]:
     return record(
         run,
         "latency_s items items_per_s",
         interval_s=run.interval,
         host_bound=run.timeline.is_host_bound,
-        **record(run.memory, "peak_bytes reserved_bytes fits"),
+        **record(run, "peak_bytes reserved_bytes fits"),
     )

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from gpuir.backends.structured import record
-from gpuir.report.searches import Crossing
+from gpuir.plan.searches import Crossing
 from gpuir.report.table import Column, Heading, Notes, Part, Report, Table
 from gpuir.report.units import percent, share
 

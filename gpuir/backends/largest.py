@@ -8,7 +8,7 @@ from typing import Any
 from gpuir.backends.analysis import fits_text, memory_text
 from gpuir.backends.json_csv import memory_record
 from gpuir.backends.structured import record
-from gpuir.report.searches import LargestFit
+from gpuir.plan.searches import LargestFit
 from gpuir.report.table import Column, Heading, Notes, Part, Report, Table
 
 

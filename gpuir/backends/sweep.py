@@ -7,7 +7,8 @@ from typing import Any
 
 from gpuir.backends.analysis import to_fit_text
 from gpuir.backends.structured import record
-from gpuir.plan.sweep import Dims, Point, Series, Sweep
+from gpuir.plan.sweep import Series, Sweep
+from gpuir.report.answer import Answer, Dims
 from gpuir.report.table import Column, Heading, Notes, Part, Report, Table, fields
 from gpuir.report.units import percent, quantity, rate, share, usd
 
@@ -21,7 +22,7 @@ def sweep_report(s: Sweep) -> Report:
 
 def _parts(s: Sweep) -> Iterator[Part]:
     if (p := s.nearest) is not None:
-        short = quantity(p.reserved_bytes - p.available_bytes, "bytes")
+        short = quantity(-(p.spare_bytes or 0), "bytes")
         yield Heading(f"nothing fits: the nearest is {_where(s, p)}, {short} short")
         yield Notes([("to fit", to_fit_text(s.to_fit))])
     if len(s.series) <= DETAILED:
@@ -54,7 +55,7 @@ def _series(s: Sweep, x: Series) -> Iterator[Part]:
     )
 
 
-def _notes(series: Series, p: Point) -> Iterable[str]:
+def _notes(series: Series, p: Answer) -> Iterable[str]:
     """What there is to say of one size."""
     if p is series.best:
         yield "best"
@@ -135,7 +136,7 @@ def _grouped(said: Iterable[tuple[str, str, str]]) -> Iterator[tuple[tuple[str, 
     return ((what, ", ".join(names)) for what, names in found.items())
 
 
-def _where(s: Sweep, p: Point) -> str:
+def _where(s: Sweep, p: Answer) -> str:
     under = f" under {p.profile}" if len({x.profile for x in s.points}) > 1 else ""
     return f"{p.target}{under}, {_dims(p.dims)}"
 
@@ -157,7 +158,7 @@ def unit(s: Sweep) -> str:
 # ---------------------------------------------------------------------------- for programs
 
 
-def _points(s: Sweep, *points: Point) -> Table:
+def _points(s: Sweep, *points: Answer) -> Table:
     """These runs, or all of them."""
     best = {id(x.best) for x in s.series}
     return Table(
@@ -177,7 +178,7 @@ def _points(s: Sweep, *points: Point) -> Table:
 
 
 def _fields(s: Sweep) -> dict[str, Any]:
-    def one(p: Point | None) -> dict[str, Any] | None:
+    def one(p: Answer | None) -> dict[str, Any] | None:
         return p and _points(s, p).records()[0]
 
     return {
@@ -198,7 +199,7 @@ def _fields(s: Sweep) -> dict[str, Any]:
 
 
 def _series_record(x: Series) -> dict[str, Any]:
-    def size(p: Point | None) -> int | None:
+    def size(p: Answer | None) -> int | None:
         return None if p is None else x.size(p)
 
     return record(

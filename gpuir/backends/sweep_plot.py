@@ -8,7 +8,8 @@ from typing import Any
 
 from gpuir.backends.picture import matplotlib, picture
 from gpuir.backends.sweep import unit
-from gpuir.plan.sweep import Point, Series, Sweep
+from gpuir.plan.sweep import Series, Sweep
+from gpuir.report.answer import Answer
 from gpuir.report.units import rate, usd
 
 LINES = 12  # of the series, the fastest: more cannot be told apart
@@ -19,7 +20,7 @@ class Panel:
     """One pair of axes: what it shows of a point, and how a tick says it."""
 
     title: str
-    value: Callable[[Point], float | None]
+    value: Callable[[Answer], float | None]
     tick: Callable[[float], str]
     band: bool = False
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from gpuir.ir.graph import Graph
     from gpuir.plan.advise import Advice, Bench
     from gpuir.plan.changes import ModelForm, Setup
-    from gpuir.plan.outcome import Outcome
+    from gpuir.report.answer import Answer
 
 STEPS = 75  # of the bar: runs that a report usually takes
 
@@ -148,12 +148,11 @@ def bench(
 ) -> Bench:
     """How setups are run; what two of them share is done once."""
     import gpuir
-    from gpuir.analysis import costed, lowering
+    from gpuir.analysis import lowering
     from gpuir.cost.table import find_predictor
     from gpuir.ir.graph import Level
     from gpuir.passes.math import run_under
     from gpuir.plan.advise import Bench
-    from gpuir.plan.outcome import outcome
 
     predictor = find_predictor(given["predictor"], loaded.predictors)
     models: dict[str, Graph] = {}
@@ -192,9 +191,8 @@ def bench(
             lowered[key] = steps.run(started)
         return lowered[key]
 
-    def run(setup: Setup) -> Outcome:
-        g = costed(kernels(setup), setup.target, predictor=predictor)
-        items = options.batch((tuple(setup.dims.items()),)) or 1
-        return outcome(g, gpuir.load_target(setup.target), items)
+    def run(setup: Setup) -> Answer:
+        batch = options.batch((tuple(setup.dims.items()),)) or 1
+        return gpuir.analyze(kernels(setup), setup.target, predictor=predictor, batch=batch)
 
     return Bench(graph, run, done)

@@ -10,8 +10,8 @@ from gpuir.cli.modules import Loaded
 from gpuir.cli.output import show, warn
 
 if TYPE_CHECKING:
+    from gpuir.plan.searches import Crossing
     from gpuir.report.answer import Answer
-    from gpuir.report.searches import Crossing
     from gpuir.simulate.timeline import Timeline
 
 MOST = 1 << 16
@@ -35,7 +35,7 @@ def search(given: dict[str, Any], loaded: Loaded) -> list[Crossing]:
     all of them."""
     from gpuir.ir.errors import ModelError
     from gpuir.plan.crossover import crossover
-    from gpuir.report.searches import Crossing
+    from gpuir.plan.searches import Crossing
 
     dim: str = given["crossover"]
     least = max(dict(pair for pairs in given["dims"] for pair in pairs).get(dim, 1), 1)

@@ -12,7 +12,7 @@ from gpuir.cli.modules import Loaded, load_modules
 from gpuir.cli.output import show, warn
 
 if TYPE_CHECKING:
-    from gpuir.report.searches import LargestFit
+    from gpuir.plan.searches import LargestFit
     from gpuir.simulate.memory import Memory
     from gpuir.targets.target import Target
 
@@ -56,8 +56,8 @@ def search(given: dict[str, Any], loaded: Loaded) -> list[LargestFit]:
 
     import gpuir
     from gpuir.ir.errors import ModelError, UsageError
+    from gpuir.plan.searches import LargestFit
     from gpuir.report.answer import Device
-    from gpuir.report.searches import LargestFit
     from gpuir.simulate.largest import largest
 
     targets = options.targets_of(given, loaded)

@@ -19,7 +19,8 @@ from gpuir.plan.changes import (
     Setup,
     Situation,
 )
-from gpuir.plan.outcome import Outcome
+from gpuir.report.answer import Answer, check_runs
+from gpuir.targets.load import load_target
 from gpuir.targets.prices import Price, prices_alike
 
 LEAST_GAIN = 0.02  # of the time an item takes, or of its price: less is not worth a change
@@ -44,8 +45,8 @@ class Trial:
 
     changes: tuple[Change, ...]
     setup: Setup
-    before: Outcome
-    after: Outcome | None
+    before: Answer
+    after: Answer | None
     refusal: str = ""
 
     @property
@@ -62,7 +63,7 @@ class Trial:
         """Whether the device has the memory or, where it had not before, less is missing."""
         if self.after is None:
             return False
-        then, now = self.before.memory, self.after.memory
+        then, now = self.before, self.after
         return now.fits is not False or (
             then.fits is False and now.reserved_bytes < then.reserved_bytes
         )
@@ -77,7 +78,7 @@ class Trial:
         same = Counter[Span]()
         if self.before.items == self.after.items and self.before.target == self.after.target:
             same = Counter(_spans(self.before)) & Counter(_spans(self.after))
-        spread = max(x.timeline.profile.host.uncertainty for x in (self.before, self.after))
+        spread = max(x.software.host.uncertainty for x in (self.before, self.after))
         return all(
             _bound(self.after, same, 2, host) < _bound(self.before, same, 1, host)
             for host in (1 / spread, 1.0, spread)
@@ -88,19 +89,20 @@ class Trial:
         there are none."""
         if self.after is None:
             return None
-        prices = prices_alike(self.before.target, self.after.target, own)
+        then, now = (load_target(str(x.graph.target)) for x in (self.before, self.after))
+        prices = prices_alike(then, now, own)
         if prices is None:
             return None
         return _money(self.before, prices[0]), _money(self.after, prices[1])
 
 
-def _spans(run: Outcome) -> list[Span]:
+def _spans(run: Answer) -> list[Span]:
     """Of each kernel its seconds, and between what they are expected."""
     costs = (n.cost for n in run.graph.nodes if n.cost is not None and n.cost.time_s)
     return [(c.time_s, *(c.interval or (c.time_s, c.time_s))) for c in costs]
 
 
-def _bound(run: Outcome, same: Counter[Span], end: int, host: float) -> float:
+def _bound(run: Answer, same: Counter[Span], end: int, host: float) -> float:
     """Seconds for each item, kernels that are not `same` taking their least (1) or most (2), and
     what is not kernels `host` times as long."""
     spans = _spans(run)
@@ -110,7 +112,7 @@ def _bound(run: Outcome, same: Counter[Span], end: int, host: float) -> float:
     return (kernels_s + late + host * (run.latency_s - kernels_s)) / run.items
 
 
-def _money(run: Outcome, price: Price) -> Money:
+def _money(run: Answer, price: Price) -> Money:
     return Money(price.usd_per_hour / 3600 * run.item_s * 1e6, price)
 
 
@@ -121,7 +123,7 @@ class Advice:
     little, does not fit, or cannot be."""
 
     setup: Setup
-    before: Outcome
+    before: Answer
     advice: tuple[Trial, ...]
     together: tuple[Trial, ...]
     faster: Trial | None
@@ -136,7 +138,7 @@ class Bench:
     `run` what comes of it. `done` is called after each run."""
 
     graph: Callable[[Setup], Graph]
-    run: Callable[[Setup], Outcome]
+    run: Callable[[Setup], Answer]
     done: Callable[[], None] = lambda: None
 
 
@@ -204,15 +206,15 @@ class _Starts:
 
     def __init__(self, bench: Bench, setup: Setup):
         self.bench, self.setup = bench, setup
-        self.runs: dict[bool, Outcome] = {}
+        self.runs: dict[bool, Answer] = {}
 
-    def of(self, changed: Setup) -> Outcome:
+    def of(self, changed: Setup) -> Answer:
         here = changed.is_derived_here
         if here not in self.runs:
             setup = self.setup
             if here != setup.is_derived_here:
                 setup = setup.with_option("autodiff", "gpuir")
-            self.runs[here] = self.bench.run(setup)
+            self.runs[here] = check_runs(self.bench.run(setup))
             self.bench.done()
         return self.runs[here]
 
@@ -223,7 +225,7 @@ def _tried(starts: _Starts, changes: tuple[Change, ...]) -> Trial:
         changed = change.apply(changed)
     before = starts.of(changed)
     try:
-        after = starts.bench.run(changed)
+        after = check_runs(starts.bench.run(changed))
     except (ModelError, UsageError) as error:
         return Trial(changes=changes, setup=changed, before=before, after=None, refusal=error.what)
     finally:

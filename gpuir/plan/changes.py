@@ -11,7 +11,7 @@ from gpuir.ir.graph import Graph, Level
 from gpuir.ir.types import DType, bf16, f32
 from gpuir.ops import kernel as k
 from gpuir.ops import tensor as t
-from gpuir.plan.outcome import Outcome
+from gpuir.report.answer import Answer
 from gpuir.targets.load import load_target, target_names
 from gpuir.targets.profile import load_profile, on_same_host
 from gpuir.targets.support import runs_on
@@ -90,13 +90,13 @@ class Situation:
 
     setup: Setup
     graph: Graph
-    now: Outcome
+    now: Answer
     batch: str | None  # the dimension that is one
     source: ModelForm
 
     @property
     def target(self) -> Target:
-        return self.now.target
+        return load_target(str(self.now.graph.target))
 
     @property
     def trains(self) -> bool:
@@ -251,7 +251,7 @@ def fused_attention(case: Situation) -> Iterator[Change]:
 
 def other_stacks(case: Situation) -> Iterator[Change]:
     """The same model under a profile that its own names."""
-    for name in case.now.timeline.profile.alternatives:
+    for name in case.now.software.alternatives:
         profile = load_profile(name)
         if runs_on(profile, case.target):
             yield Change("stack", f"the {name} profile", profile.effort, _under(name))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise, product
 
@@ -15,63 +15,28 @@ from gpuir.ir.graph import Graph
 from gpuir.ir.notes import Schedule
 from gpuir.passes.annotate import cost_graph, costing
 from gpuir.passes.tile import tile_graph
-from gpuir.plan.outcome import outcome
+from gpuir.report.answer import Answer, Device, Dims, answer_of, check_runs
 from gpuir.simulate.fitting import ToFit
+from gpuir.simulate.memory import memory
 from gpuir.targets.prices import Price, prices_together
 from gpuir.targets.profile import profile_of
 from gpuir.targets.support import elsewhere, reason, refusal
 from gpuir.targets.target import Target
 
-Dims = tuple[tuple[str, int], ...]
 LEAST_DROP = 0.01  # of the throughput, from one size to the next: less is no cliff to speak of
-HOUR_S = 3600.0
-
-
-@dataclass(frozen=True)
-class Point:
-    """One run: of which sizes, where, under which stack, and what it comes to. `items` is how many
-    it does at once. `interval` is between what 80 % of measurements are expected."""
-
-    dims: Dims
-    target: str
-    profile: str
-    items: int
-    latency_s: float
-    interval: tuple[float, float] | None
-    device_s: float
-    is_host_bound: bool
-    peak_bytes: int
-    reserved_bytes: int
-    available_bytes: int
-    usd_per_hour: float | None = None
-
-    @property
-    def items_per_s(self) -> float:
-        return self.items / self.latency_s
-
-    @property
-    def usd_per_million(self) -> float | None:
-        """US dollars for a million items, the GPU being busy all the time."""
-        if self.usd_per_hour is None:
-            return None
-        return self.usd_per_hour / HOUR_S / self.items_per_s * 1e6
-
-    @property
-    def fits(self) -> bool:
-        return self.reserved_bytes <= self.available_bytes
 
 
 @dataclass(frozen=True)
 class Series:
-    """Points that differ in one size alone, from the least to the largest."""
+    """Answers that differ in one size alone, from the least to the largest."""
 
     target: str
     profile: str
     dim: str
     others: Dims
-    points: tuple[Point, ...]
+    points: tuple[Answer, ...]
 
-    def size(self, point: Point) -> int:
+    def size(self, point: Answer) -> int:
         return dict(point.dims)[self.dim]
 
     @cached_property
@@ -80,33 +45,33 @@ class Series:
         the batch."""
         return len(self.points) > 1 and len({p.items for p in self.points}) == 1
 
-    def rate(self, point: Point) -> float:
+    def rate(self, point: Answer) -> float:
         """Work a second: items, or cells of all items along the size."""
         return point.items_per_s * (self.size(point) if self.counts_sizes else 1)
 
     @cached_property
-    def best(self) -> Point | None:
+    def best(self) -> Answer | None:
         """The most work a second, of those that fit; of equals the least size."""
         return max((p for p in self.points if p.fits), key=self.rate, default=None)
 
     @cached_property
-    def unfit(self) -> Point | None:
+    def unfit(self) -> Answer | None:
         """The least size that does not fit."""
         return next((p for p in self.points if not p.fits), None)
 
     @cached_property
-    def busy(self) -> Point | None:
+    def busy(self) -> Answer | None:
         """The least size from which on the device no longer waits for the host."""
         waiting = [i for i, p in enumerate(self.points) if p.is_host_bound]
         rest = self.points[waiting[-1] + 1 :] if waiting else self.points
         return rest[0] if rest else None
 
     @cached_property
-    def cliffs(self) -> tuple[tuple[Point, Point], ...]:
+    def cliffs(self) -> tuple[tuple[Answer, Answer], ...]:
         """Neighbours of which the larger does less work a second: a wave more, for few blocks."""
         return tuple((a, b) for a, b in pairwise(self.points) if self.lost(a, b) > LEAST_DROP)
 
-    def lost(self, a: Point, b: Point) -> float:
+    def lost(self, a: Answer, b: Answer) -> float:
         """The part of a's work a second that b does not do."""
         return 1 - self.rate(b) / self.rate(a)
 
@@ -120,7 +85,7 @@ class Sweep:
 
     model: str
     axes: tuple[tuple[str, tuple[int, ...]], ...]
-    points: tuple[Point, ...]
+    points: tuple[Answer, ...]
     refused: tuple[tuple[Dims, str], ...] = ()
     prices: tuple[tuple[str, Price], ...] = ()
     unsupported: tuple[tuple[str, str, str], ...] = ()
@@ -128,18 +93,18 @@ class Sweep:
     to_fit: tuple[ToFit, ...] = ()
 
     @property
-    def nearest(self) -> Point | None:
+    def nearest(self) -> Answer | None:
         """Where nothing fits, the run that lacks the least memory."""
         if any(p.fits for p in self.points):
             return None
-        return min(self.points, key=lambda p: p.reserved_bytes - p.available_bytes, default=None)
+        return min(self.points, key=lambda p: -(p.spare_bytes or 0), default=None)
 
     @cached_property
     def series(self) -> tuple[Series, ...]:
         """The points along the first of the sizes, a series for each target, profile and choice of
         the others."""
         dim = self.axes[0][0]
-        groups: dict[tuple[str, str, Dims], list[Point]] = {}
+        groups: dict[tuple[str, str, Dims], list[Answer]] = {}
         for p in self.points:
             others = tuple((name, n) for name, n in p.dims if name != dim)
             groups.setdefault((p.target, p.profile, others), []).append(p)
@@ -149,7 +114,7 @@ class Sweep:
         )
 
     @cached_property
-    def fastest(self) -> Point | None:
+    def fastest(self) -> Answer | None:
         """The most items a second of all."""
         best = [s.best for s in self.series if s.best]
         return max(best, key=lambda p: p.items_per_s, default=None)
@@ -162,7 +127,7 @@ class Sweep:
         return tuple((name, price) for name, price in self.prices if price.kind not in ("", most))
 
     @cached_property
-    def cheapest(self) -> Point | None:
+    def cheapest(self) -> Answer | None:
         """The least money an item of all whose prices are of one kind."""
         apart = dict(self.apart)
         best = [s.best for s in self.series if s.best and s.target not in apart]
@@ -198,7 +163,7 @@ def sweep(
         _Device(x, files.get(x.name, x.name), predictor, price)
         for x, price in zip(targets, prices, strict=True)
     ]
-    points: list[Point] = []
+    points: list[Answer] = []
     refused: list[tuple[Dims, str]] = []
     unsupported: dict[tuple[str, str], str] = {}
     strange: dict[tuple[str, str], None] = {}
@@ -239,23 +204,12 @@ def sweep(
     )
 
 
-def _point(device: _Device, g: Graph, dims: Dims, items: int) -> Point:
-    run = outcome(device.costed(g), device.target, items)
-    memory = run.memory
-    return Point(
-        dims=dims,
-        target=device.target.name,
-        profile=run.timeline.profile.name,
-        items=items,
-        latency_s=run.latency_s,
-        interval=run.interval,
-        device_s=run.timeline.device_s,
-        is_host_bound=run.timeline.is_host_bound,
-        peak_bytes=memory.peak_bytes,
-        reserved_bytes=memory.reserved_bytes,
-        available_bytes=memory.available_bytes or 0,
-        usd_per_hour=device.price.usd_per_hour if device.price else None,
-    )
+def _point(device: _Device, g: Graph, dims: Dims, items: int) -> Answer:
+    costed = device.costed(g)
+    held = memory(costed, device.target)
+    a = answer_of(costed, Device(device.target.name, ""), batch=items, held=held)
+    price = device.price.usd_per_hour if device.price else None
+    return replace(check_runs(a).numbers, dims=dims, usd_per_hour=price)
 
 
 class _Device:

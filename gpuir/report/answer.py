@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from math import nan
+from math import isnan, nan
 from typing import TYPE_CHECKING, Any, Protocol
 
-from gpuir.ir.errors import UsageError
+from gpuir.ir.errors import ModelError, UsageError
 from gpuir.ir.graph import Graph, Level
 from gpuir.ir.notes import Bound
 from gpuir.ir.types import f32
@@ -132,7 +132,7 @@ class Answer:
     latency_s: float = nan
     interval: tuple[float, float] | None = None
     device_s: float = nan
-    is_host_bound: bool = False
+    is_host_bound: bool | None = None
     bound: Bound | None = None
     peak_bytes: int = 0
     reserved_bytes: int = 0
@@ -173,9 +173,41 @@ class Answer:
         return self.usd_per_hour / HOUR_S / self.items_per_s * 1e6
 
     @property
+    def spare_bytes(self) -> int | None:
+        """What stays free of the device's memory, negative when it does not fit."""
+        return None if self.available_bytes is None else self.available_bytes - self.reserved_bytes
+
+    @property
     def fits(self) -> bool | None:
         """Whether the device has enough memory; None without a device."""
         return None if self.available_bytes is None else self.reserved_bytes <= self.available_bytes
+
+    @property
+    def ran(self) -> bool:
+        """Whether it has a latency by which it can be compared."""
+        return self.latency_s > 0
+
+    @property
+    def numbers(self) -> Answer:
+        """The same without its graph and kernels."""
+        return replace(self, details=None)
+
+    def row(self) -> dict[str, float | int | str | bool | None]:
+        """What it comes to by the names of columns; None for what it does not have."""
+        ran = not isnan(self.latency_s)
+        low_s, high_s = self.interval or (None, None)
+        return {
+            "latency_s": self.latency_s if ran else None,
+            "low_s": low_s,
+            "high_s": high_s,
+            "device_s": None if isnan(self.device_s) else self.device_s,
+            "host_bound": self.is_host_bound,
+            "bound": self.bound,
+            "peak_bytes": self.peak_bytes if ran else None,
+            "reserved_bytes": self.reserved_bytes if ran else None,
+            "available_bytes": self.available_bytes,
+            "why": self.why,
+        }
 
     # ---- of what was analyzed as a whole ---------------------------------------------------------
 
@@ -402,6 +434,19 @@ def answer_of(
         reserved_bytes=held.reserved_bytes,
         available_bytes=held.available_bytes,
         details=Details(graph, kernels, run, held, device, warnings, explain, fixes, html),
+    )
+
+
+def check_runs(a: Answer) -> Answer:
+    """The answer. ModelError where nothing of it takes any time: what is tried is compared by its
+    rate."""
+    if a.ran:
+        return a
+    raise ModelError(
+        f"nothing runs under {a.profile}",
+        where=a.model,
+        expected="a model that launches a kernel",
+        fix="run `gpuir analyze` to see what happened to the nodes of the model",
     )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,72 +12,80 @@ from gpuir.ir.graph import Graph, Level, Node
 from gpuir.ir.notes import Cost
 from gpuir.plan.advise import Bench, Trial, advise
 from gpuir.plan.changes import Change, Setup
-from gpuir.plan.outcome import Outcome
-from gpuir.targets.load import load_target
+from gpuir.report.answer import Answer, Details, Device
 from gpuir.targets.profile import load_profile
 
 SETUP = Setup("t4", "eager", dims={"batch": 4, "seq": 8}, options={"optimizer": "adamw"})
-FITS = SimpleNamespace(fits=True, reserved_bytes=1)
 
 
-def outcome(*kernels: float, items: int = 4, host_s: float = 0.0, fits: bool = True) -> Outcome:
+def answer(
+    *kernels: float, items: int = 4, host_s: float = 0.0, fits: bool = True, target: str = "t4"
+) -> Answer:
     """A run of kernels whose times may be 20 % off, behind a host."""
     costs = [
         Cost(s, "compute", "tile@2", (("compute", s),), (), (0.8 * s, 1.2 * s)) for s in kernels
     ]
-    graph = Graph(Level.costed, "g", nodes=tuple(Node(None, (), (), None, c) for c in costs))  # type: ignore
+    nodes = tuple(Node(None, (), (), None, c) for c in costs)  # type: ignore
+    graph = Graph(Level.costed, "g", nodes=nodes, target=target)
     graph.__dict__["walk"] = lambda: iter(())
-    run: Any = SimpleNamespace(
-        time_s=sum(kernels) + host_s, interval=None, profile=load_profile("eager")
+    run: Any = SimpleNamespace(profile=load_profile("eager"))
+    nothing: Any = None
+    return Answer(
+        "g",
+        target,
+        "eager",
+        batch=items,
+        latency_s=sum(kernels) + host_s,
+        reserved_bytes=1,
+        available_bytes=int(fits),
+        details=Details(graph, (), run, nothing, Device(target, "")),
     )
-    memory: Any = SimpleNamespace(fits=fits, reserved_bytes=1)
-    return Outcome(graph, load_target("t4"), run, memory, items)
 
 
-def trial(before: Outcome, after: Outcome) -> Trial:
+def trial(before: Answer, after: Answer) -> Trial:
     change = Change("stack", "x", "y", lambda s: s)
     return Trial((change,), SETUP, before, after)
 
 
 def test_a_gain_is_of_the_time_of_an_item():
-    x = trial(outcome(1.0, items=2), outcome(1.5, items=6))
+    x = trial(answer(1.0, items=2), answer(1.5, items=6))
     assert x.gain == pytest.approx(1 - (1.5 / 6) / (1.0 / 2)) and x.speedup == pytest.approx(2)
-    assert trial(outcome(1.0), outcome(2.0)).gain == -1
+    assert trial(answer(1.0), answer(2.0)).gain == -1
 
 
 def test_kernels_of_both_runs_are_off_alike():
-    before = outcome(1.0, 0.5)
-    assert trial(before, outcome(1.0, 0.2)).is_certain, "0.5 takes 0.4 at least, 0.2 at most 0.24"
-    assert not trial(before, outcome(1.0, 0.4)).is_certain, "0.4 may take 0.48"
-    assert not trial(before, outcome(0.9, 0.5)).is_certain
-    assert trial(outcome(1.0, host_s=0.1), outcome(1.0)).is_certain, "the host's part alone"
-    assert not trial(outcome(1.0, items=4), outcome(1.9, items=8)).is_certain
+    before = answer(1.0, 0.5)
+    assert trial(before, answer(1.0, 0.2)).is_certain, "0.5 takes 0.4 at least, 0.2 at most 0.24"
+    assert not trial(before, answer(1.0, 0.4)).is_certain, "0.4 may take 0.48"
+    assert not trial(before, answer(0.9, 0.5)).is_certain
+    assert trial(answer(1.0, host_s=0.1), answer(1.0)).is_certain, "the host's part alone"
+    assert not trial(answer(1.0, items=4), answer(1.9, items=8)).is_certain
 
 
 def test_the_host_is_off_alike_in_both_runs():
     """Less of the host for more of a kernel is a gain only where the host is not quick."""
     spread = load_profile("eager").host.uncertainty
     assert spread > 1.2
-    slow = trial(outcome(host_s=1.0), outcome(host_s=0.9))
+    slow = trial(answer(host_s=1.0), answer(host_s=0.9))
     assert slow.is_certain, "whatever the host takes"
-    sure = trial(outcome(1.0, host_s=1.0), outcome(1.0, 0.01, host_s=0.9))
+    sure = trial(answer(1.0, host_s=1.0), answer(1.0, 0.01, host_s=0.9))
     assert sure.is_certain
-    unsure = trial(outcome(1.0, host_s=1.0), outcome(1.0, 0.1 * 0.8 / 1.2, host_s=0.9))
+    unsure = trial(answer(1.0, host_s=1.0), answer(1.0, 0.1 * 0.8 / 1.2, host_s=0.9))
     assert unsure.gain > 0 and not unsure.is_certain
 
 
 def test_what_needs_less_memory_helps_where_there_is_too_little():
-    before = outcome(1.0, fits=False)
-    assert not trial(before, outcome(1.0, fits=False)).fits, "as much is missing"
-    assert trial(before, outcome(1.0)).fits
-    assert not trial(outcome(1.0), outcome(1.0, fits=False)).fits
+    before = answer(1.0, fits=False)
+    assert not trial(before, answer(1.0, fits=False)).fits, "as much is missing"
+    assert trial(before, answer(1.0)).fits
+    assert not trial(answer(1.0), answer(1.0, fits=False)).fits
 
 
 def bench(times: dict[str, float], batch_s: float = 1.0) -> tuple[Bench, list[Setup]]:
     """A bench on which what a setup takes follows from its words."""
     ran: list[Setup] = []
 
-    def run(setup: Setup) -> Outcome:
+    def run(setup: Setup) -> Answer:
         ran.append(setup)
         if setup.profile == "cudagraph":
             raise ModelError("it does not capture")
@@ -86,8 +93,8 @@ def bench(times: dict[str, float], batch_s: float = 1.0) -> tuple[Bench, list[Se
         share = times.get(str(setup.profile), 1.0) * times.get(setup.target, 1.0)
         if setup.options.get("fused"):
             share *= times["fused"]
-        made = outcome(share * (3.0 + batch_s * size), items=size, fits=size <= 16)
-        return replace(made, target=load_target(setup.target))
+        time_s = share * (3.0 + batch_s * size)
+        return answer(time_s, items=size, fits=size <= 16, target=setup.target)
 
     graph = Graph(Level.graph, "g")
     return Bench(lambda setup: graph, run), ran
@@ -134,8 +141,8 @@ def test_nothing_is_advised_below_two_percent():
 def test_a_dearer_stack_for_the_same_gain_is_not_advised():
     runs = {"compiled": 0.5, "cudagraph": 0.495}
 
-    def run(setup: Setup) -> Outcome:
-        return outcome(runs.get(str(setup.profile), 1.0))
+    def run(setup: Setup) -> Answer:
+        return answer(runs.get(str(setup.profile), 1.0))
 
     graph = Graph(Level.graph, "g")
     found = advise(Bench(lambda s: graph, run), SETUP, "torch", kinds=["stack"])

@@ -10,7 +10,8 @@ import pytest
 import gpuir
 from gpuir.analysis import lowering
 from gpuir.ir.errors import ModelError
-from gpuir.plan.sweep import Point, Series, sweep
+from gpuir.plan.sweep import Series, sweep
+from gpuir.report.answer import Answer
 from gpuir.targets.prices import Price
 from gpuir.targets.profile import under
 
@@ -81,12 +82,13 @@ def test_targets_come_as_given_and_sizes_in_order(found):
     assert all([s.size(p) for p in s.points] == [1, 4, 16] for s in found.series)
 
 
-def point(batch: int, latency_s: float, waits: bool = False, reserved: int = 1) -> Point:
-    return Point(
+def point(batch: int, latency_s: float, waits: bool = False, reserved: int = 1) -> Answer:
+    return Answer(
+        "model",
+        "t4",
+        "ort",
         dims=(("batch", batch),),
-        target="t4",
-        profile="ort",
-        items=batch,
+        batch=batch,
         latency_s=latency_s,
         interval=None,
         device_s=latency_s,

@@ -44,9 +44,9 @@ def assert_as_alone(graph, names):
             continue
         assert found.latency_s == alone.latency_s
         assert found.device_s == alone.device_s
-        interval = None if found.low_s is None else (found.low_s, found.high_s)
+        interval = found.interval
         assert interval == alone.interval
-        assert found.host_bound == alone.timeline.is_host_bound
+        assert found.is_host_bound == alone.timeline.is_host_bound
         bounds = dict(alone.bounds)
         assert found.bound == max(bounds, key=lambda name: bounds[name])
         assert found.peak_bytes == alone.memory.peak_bytes

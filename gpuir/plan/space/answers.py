@@ -11,6 +11,7 @@ import numpy as np
 from gpuir.cost.batch import BOUNDS, Batch, Costs
 from gpuir.cost.work import Work
 from gpuir.plan.space.program import Program, Straight
+from gpuir.report.answer import Answer
 from gpuir.simulate.layout import Layout, Sized
 from gpuir.simulate.many import Ran, decoding, run_many
 from gpuir.simulate.memory import available_bytes
@@ -21,23 +22,6 @@ from gpuir.targets.target import Target
 
 Numbers = np.ndarray[Any, Any]
 PARTS = ("time_s", "low_s", "high_s", "bound", "split")  # of costs, each an array
-
-
-@dataclass(frozen=True)
-class Answer:
-    """One point: as the report of `analyze` has it. `bound` is what the kernels of most time are
-    bound by. `why` is why there is no latency, or why it could not be had: it does not fit."""
-
-    latency_s: float | None = None
-    low_s: float | None = None
-    high_s: float | None = None
-    device_s: float | None = None
-    host_bound: bool | None = None
-    bound: str | None = None
-    peak_bytes: int | None = None
-    reserved_bytes: int | None = None
-    available_bytes: int | None = None
-    why: str = ""
 
 
 @dataclass
@@ -115,13 +99,13 @@ def answers_on(
 ) -> list[Answer]:
     """The same on some of them. `held` keeps what is found of the program's memory."""
     if program.refused:
-        return [Answer(why=program.refused) for _ in which]
+        return [_none(program, program.refused) for _ in which]
     found: dict[int, Answer] = {}
     together: dict[Profile, list[int]] = {}
     for t in which:
         profile = load_profile(program.profile, targets[t])
         if (error := device_refused(profile, program.dtypes, targets[t])) is not None:
-            found[t] = Answer(why=reason(error))
+            found[t] = _none(program, reason(error))
         elif program.straight is None or targets[t].is_cpu:
             found[t] = alone(targets[t])
         else:
@@ -155,23 +139,30 @@ def _answers(
     broken = {t: why for (row, t), why in table.failed.items() if row in own}
     for i, t in enumerate(which):
         if t in broken:
-            yield Answer(why=" ".join(broken[t].split()))
+            yield _none(program, " ".join(broken[t].split()))
         elif not ran.time_s[i]:
-            yield Answer(why=f"nothing runs under {profile.name}")
+            yield _none(program, f"nothing runs under {profile.name}")
         else:
             peak, reserved, available = memory[i]
             yield Answer(
+                program.model,
+                targets[t].name,
+                profile.name,
                 latency_s=float(ran.time_s[i]),
-                low_s=float(ran.low_s[i]) if called else None,
-                high_s=float(ran.high_s[i]) if called else None,
+                interval=(float(ran.low_s[i]), float(ran.high_s[i])) if called else None,
                 device_s=device_s[i],
-                host_bound=bool(ran.gaps_s[i] > HOST_BOUND * ran.time_s[i]),
+                is_host_bound=bool(ran.gaps_s[i] > HOST_BOUND * ran.time_s[i]),
                 bound=BOUNDS[bounds[i]],
                 peak_bytes=peak,
                 reserved_bytes=reserved,
                 available_bytes=available,
                 why=unfit(reserved, available),
             )
+
+
+def _none(program: Program, why: str) -> Answer:
+    """There is no latency, and why."""
+    return Answer(program.model, profile=program.profile, why=why)
 
 
 def unfit(reserved: int, available: int) -> str:

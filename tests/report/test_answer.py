@@ -1,0 +1,35 @@
+"""What a run comes to."""
+
+from __future__ import annotations
+
+from math import isnan
+
+import pytest
+
+import gpuir
+from gpuir.ir.errors import ModelError, UsageError
+from gpuir.report.answer import check_runs
+from gpuir.text import parse
+
+VIEW = 'graph @v { in %x: f32[2, 4] %y: f32[8] = t.reshape(%x, [8]) at "m:Reshape" out %y }'
+
+
+def test_a_run_that_takes_no_time_has_no_rate():
+    with pytest.raises(ModelError, match="nothing runs under ideal"):
+        check_runs(gpuir.analyze(parse(VIEW), "a100", profile="ideal"))
+    run = check_runs(gpuir.analyze(parse(VIEW), "a100", profile="eager", batch=2))
+    assert run.item_s == run.latency_s / 2 > 0
+    assert run.items_per_s == 2 / run.latency_s
+
+
+def test_an_answer_without_a_latency_has_no_numbers():
+    none = gpuir.Answer("m", "a100", why="it does not support bf16")
+    assert not none.ran and isnan(none.latency_s) and "bf16" in repr(none)
+    assert {n for n, v in none.row().items() if v not in (None, "")} == {"why"}
+
+
+def test_the_numbers_are_those_of_the_whole():
+    whole = gpuir.analyze(parse(VIEW), "a100", profile="eager")
+    assert whole.numbers == whole and whole.numbers.row() == whole.row()
+    with pytest.raises(UsageError, match="numbers alone"):
+        _ = whole.numbers.kernels
