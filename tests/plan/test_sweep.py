@@ -119,7 +119,7 @@ def test_best_cliffs_and_ends_of_a_series():
 
 def test_along_a_length_work_is_items_times_it():
     points = tuple(
-        replace(point(1, time_s), dims=(("seq", size),), items=4)
+        replace(point(1, time_s), dims=(("seq", size),), batch=4)
         for size, time_s in ((8, 1.0), (16, 1.5), (32, 3.5))
     )
     s = Series("t4", "ort", "seq", (), points)
