@@ -63,10 +63,10 @@ def backend(
 
 def show(found: Answer) -> None:
     """The report as a table, on stderr."""
-    from gpuir.backends.analysis import text as report
+    from gpuir.backends.table import BACKENDS
     from gpuir.backends.terminal import Layout
 
-    print(report([found], Layout()), file=sys.stderr)
+    print(BACKENDS["text"]([found], Layout()), file=sys.stderr)
 
 
 def named_backend(

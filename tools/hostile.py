@@ -219,7 +219,7 @@ def edited(r: Random, value: Any) -> str:
 
 # -------------------------------------------------------------------------------- ONNX
 
-FORMATS = ("table", "json", "csv", "html", "trace", "ir", "schedule", "roofline")
+FORMATS = ("text", "json", "csv", "markdown", "html", "trace", "ir", "schedule", "roofline")
 
 
 def asked(r: Random, model: str) -> list[str]:
@@ -739,11 +739,11 @@ def profiles(r: Random) -> Case:
 def report() -> Any:
     """A report of the small model, as `--format json` gives it."""
     import gpuir
-    from gpuir.backends.analysis import json as json_text
+    from gpuir.backends.table import BACKENDS
     from gpuir.backends.terminal import Layout
 
     g = gpuir.analyze(gpuir.parse(MODEL), "a100").graph
-    return json.loads(json_text([gpuir.analyze(g)], Layout()))
+    return json.loads(BACKENDS["json"]([gpuir.analyze(g)], Layout()))
 
 
 def reports(r: Random) -> Case:

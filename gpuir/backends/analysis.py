@@ -568,19 +568,3 @@ def _by_kind(answers: Sequence[Answer], width: int) -> Iterator[Table]:
     order = zip(kinds, range(len(kinds), 0, -1), strict=True)
     target = Column("target", value=str, least=_names(width), elided=True)
     yield Table(names, (target, *(of(kind, drop % len(kinds)) for kind, drop in order)))
-
-
-# ---------------------------------------------------------------------------- formats
-
-
-def _written(form: str) -> Callable[[Sequence[Answer], Layout], str | bytes]:
-    def write(answers: Sequence[Answer], layout: Layout) -> str | bytes:
-        from gpuir.backends.table import FORMATS
-
-        return FORMATS[form](analysis_report(answers, layout), layout)
-
-    return write
-
-
-text, json, csv = map(_written, ("text", "json", "csv"))
-markdown, parquet = map(_written, ("markdown", "parquet"))

@@ -3,8 +3,9 @@ looked up when asked for."""
 
 from __future__ import annotations
 
+from collections import ChainMap
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 from gpuir.plugins import Lazy, find_named
 
@@ -27,20 +28,31 @@ FORMATS: Mapping[str, Writer] = Lazy(
         "parquet": "gpuir.backends.parquet:to_parquet",
     }
 )
-BACKENDS: Mapping[str, Backend] = Lazy(
+
+
+def _of_runs(form: str) -> Backend:
+    """The report of `analyze` in a format of any report."""
+
+    def write(answers: Sequence[Answer], layout: Layout) -> str | bytes:
+        from gpuir.backends.analysis import analysis_report
+
+        return FORMATS[form](analysis_report(answers, layout), layout)
+
+    return write
+
+
+OF_RUNS: Mapping[str, Backend] = Lazy(  # what analyze alone has; html is a page of charts
     {
-        "text": "gpuir.backends.analysis:text",
         "html": "gpuir.backends.html.page:html",
-        "json": "gpuir.backends.analysis:json",
-        "csv": "gpuir.backends.analysis:csv",
-        "markdown": "gpuir.backends.analysis:markdown",
-        "parquet": "gpuir.backends.analysis:parquet",
         "roofline": "gpuir.backends.roofline:roofline",
         "trace": "gpuir.backends.trace:trace",
         "ir": "gpuir.backends.texts:ir",
         "schedule": "gpuir.backends.texts:schedule",
         "chakra": "gpuir.backends.chakra.traces:chakra",
     }
+)
+BACKENDS: Mapping[str, Backend] = ChainMap(
+    cast(Any, OF_RUNS), {form: _of_runs(form) for form in FORMATS}
 )
 FOLDERS = ("chakra",)  # formats that fill a folder
 

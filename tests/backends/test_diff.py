@@ -15,9 +15,8 @@ from hypothesis import strategies as st
 from strategies import graphs
 
 import gpuir
-from gpuir.backends import analysis
 from gpuir.backends.diff import diff_report, junit
-from gpuir.backends.table import FORMATS
+from gpuir.backends.table import BACKENDS, FORMATS
 from gpuir.backends.terminal import Layout, cell_width
 from gpuir.ir.errors import UsageError
 from gpuir.ir.graph import Graph
@@ -44,7 +43,7 @@ def summary(profile: str = "eager", target: str = "a100", text: str = LAYERS) ->
 
 
 def saved(*summaries: Answer) -> tuple[Run, ...]:
-    return read_report(analysis.json(summaries, Layout()), "report.json")
+    return read_report(BACKENDS["json"](summaries, Layout()), "report.json")
 
 
 def diff(old: Answer, new: Answer) -> Diff:
@@ -202,7 +201,7 @@ def test_what_else_changed_is_told():
 
 
 def report(**changed: Any) -> dict[str, Any]:
-    found = json.loads(analysis.json([summary()], Layout()))
+    found = json.loads(BACKENDS["json"]([summary()], Layout()))
     found["reports"][0] |= changed
     return found
 

@@ -13,8 +13,7 @@ import pytest
 from jsonschema import Draft202012Validator
 
 import gpuir
-from gpuir.backends import analysis, texts
-from gpuir.backends.analysis import text as report
+from gpuir.backends import texts
 from gpuir.backends.table import BACKENDS, find_backend
 from gpuir.backends.terminal import LONGEST_WORD, Layout, Page, cell_width, cut, elided
 from gpuir.ir.errors import UsageError
@@ -66,18 +65,18 @@ def test_the_interval_is_nearer_than_the_sum_of_all_runs(s: Answer):
 def test_what_caches_hold_has_no_rate_of_device_memory():
     text = """graph @g { in %x: f32[256, 256]
     %y: f32[256, 256] = t.map("relu", [%x]) at "m:R" out %y }"""
-    told = report([gpuir.analyze(gpuir.load_text(text), "a100")], Layout(120))
+    told = BACKENDS["text"]([gpuir.analyze(gpuir.load_text(text), "a100")], Layout(120))
     assert "all of it within the caches" in told and "device memory" not in told
 
 
 def test_what_was_not_fitted_is_told(graph: Graph, s: Answer):
     softmax = next(x for x in s.kernels if x.kind == "reduce")
     assert s.unseen == (Unseen("gpu", ("reduce",), softmax.time_s),)
-    assert "no measurements of this GPU for reduce (4.6 % of the kernels' time)" in report(
-        [s], Layout(120)
-    )
+    assert "no measurements of this GPU for reduce (4.6 % of the kernels' time)" in BACKENDS[
+        "text"
+    ]([s], Layout(120))
     known = [replace(n, cost=n.cost and replace(n.cost, unseen=())) for n in graph.nodes]
-    text = report([answer_of(replace(graph, nodes=tuple(known)), DEVICE)], Layout(120))
+    text = BACKENDS["text"]([answer_of(replace(graph, nodes=tuple(known)), DEVICE)], Layout(120))
     assert "fitted on  measurements of this GPU, in these dtypes" in text
 
 
@@ -91,11 +90,11 @@ def test_time_of_what_nothing_was_measured_of_is_shown_apart(graph: Graph):
     own = {x.kind: x.time_s for x in s.kernels if x.cost.unseen}
     assert set(own) == {"reduce", "routine", "opaque"}
     assert s.unfitted_s == pytest.approx(sum(own.values()))
-    text = report([s], Layout(120))
+    text = BACKENDS["text"]([s], Layout(120))
     said = " ".join(text.split())
     assert "of the kernels' time, reduce, routine, opaque: no measurements of such kernels" in said
     assert "4.5 % by library routines, 4.5 % by unknown operators" in said
-    (record,) = json.loads(analysis.json([s], Layout()))["reports"]
+    (record,) = json.loads(BACKENDS["json"]([s], Layout()))["reports"]
     assert record["unfitted_s"] == s.unfitted_s
     assert record["coverage"]["opaque"]["time_s"] == own["opaque"]
     assert {x["op"] for x in record["kernels"] if x["status"] == "opaque"} == {"k.opaque"}
@@ -108,7 +107,7 @@ def test_without_intervals_the_report_does_without(graph: Graph):
     alone = replace(graph, nodes=tuple(plain), outputs=())
     s = answer_of(alone, DEVICE, held=memory(graph))
     assert s.interval is None
-    text = report([s], Layout(120)) + report([s, s], Layout(120))
+    text = BACKENDS["text"]([s], Layout(120)) + BACKENDS["text"]([s, s], Layout(120))
     assert "80 %" not in text and "fitted" not in text
 
 
@@ -212,7 +211,7 @@ def test_a_folded_node_is_said_to_be_folded(graph: Graph):
 
 @pytest.mark.parametrize("width", [80, 120])
 def test_the_table(s: Answer, width: int, golden):
-    text = report([s], Layout(width))
+    text = BACKENDS["text"]([s], Layout(width))
     assert max(map(cell_width, text.splitlines())) <= width
     golden(HERE / f"mixed.{width}.txt", text)
 
@@ -221,16 +220,16 @@ def test_the_table(s: Answer, width: int, golden):
 def test_the_comparison(s: Answer, width: int, golden):
     changed = "l4+dram.bytes_per_s=2e12+sms=120+clock_hz=1e9"
     other = s.with_details(device=replace(s.device, name=changed, title="L4"))
-    text = report([s, other], Layout(width))
+    text = BACKENDS["text"]([s, other], Layout(width))
     assert max(map(cell_width, text.splitlines())) <= width
     golden(HERE / f"mixed.comparison.{width}.txt", text)
 
 
 @pytest.mark.parametrize("width", range(40, 130, 7))
 def test_no_width_cuts_a_number(s: Answer, width: int):
-    text = report([s], Layout(width))
+    text = BACKENDS["text"]([s], Layout(width))
     assert "81.1 us" in text and "4.77 us" in text and "85.9 us" in text
-    both = report([s, s], Layout(width))
+    both = BACKENDS["text"]([s, s], Layout(width))
     assert "99.44 us" in both and not re.search(r"\d…", both)
 
 
@@ -259,7 +258,7 @@ def test_many_targets_are_rows(s: Answer):
         s.with_details(device=Device(f"target-number-{i}", "", (f"l2: guessed {i % 2}",)))
         for i in range(20)
     ]
-    text = report(many, Layout(100))
+    text = BACKENDS["text"](many, Layout(100))
     assert max(map(cell_width, text.splitlines())) <= 100
     (row,) = re.findall(r"^target-number-7 .*us .*us .*us$", text, re.MULTILINE)
     assert "85.9 us" in row and "4.55 us" in row
@@ -279,42 +278,45 @@ def test_memory_says_whether_it_fits_and_who_holds_it(graph: Graph, s: Answer):
         (s.memory, "reserved of 41.8 GB (allocator planned)"),
         (small, "fits       no, "),
     ):
-        text = report([answer_of(graph, DEVICE, held=held)], Layout(400))
+        text = BACKENDS["text"]([answer_of(graph, DEVICE, held=held)], Layout(400))
         assert word in text
-    text = report([answer_of(graph, DEVICE, held=large)], Layout(100, memory=True))
+    text = BACKENDS["text"]([answer_of(graph, DEVICE, held=large)], Layout(100, memory=True))
     assert re.search(r"^workspace +8\.52 MB +\d+ % +#+$", text, re.MULTILINE)
     assert re.search(r"^8\.52 MB +\d+ % +workspace$", text, re.MULTILINE)
 
 
 @pytest.mark.parametrize("width", [40, 60])
 def test_narrow_tables_drop_columns(s: Answer, width: int):
-    for text in (report([s], Layout(width)), report([s, s], Layout(width))):
+    for text in (BACKENDS["text"]([s], Layout(width)), BACKENDS["text"]([s, s], Layout(width))):
         assert max(map(cell_width, text.splitlines())) <= width
 
 
 def test_colour_is_only_added(s: Answer):
-    plain, colored = report([s], Layout(100)), report([s], Layout(100, color=True))
+    plain, colored = (
+        BACKENDS["text"]([s], Layout(100)),
+        BACKENDS["text"]([s], Layout(100, color=True)),
+    )
     assert "\x1b[" not in plain and "\x1b[1m" in colored
     assert re.sub(r"\x1b\[[\d;]*m", "", colored) == plain
 
 
 def test_top_kernels_and_the_rest(s: Answer):
-    text = report([s], Layout(100, top=1))
+    text = BACKENDS["text"]([s], Layout(100, top=1))
     assert "4 more take" in text
 
 
 def test_a_graph_where_nothing_runs():
     g = gpuir.parse("costed @empty for a100 {\n  in %x: f32[2]\n  out %x\n}\n")
-    text = report([answer_of(g, DEVICE)], Layout(80))
+    text = BACKENDS["text"]([answer_of(g, DEVICE)], Layout(80))
     assert "nothing runs" in text
-    assert json.loads(analysis.json([answer_of(g, DEVICE)], Layout()))["reports"][0]
+    assert json.loads(BACKENDS["json"]([answer_of(g, DEVICE)], Layout()))["reports"][0]
 
 
 def test_a_host_that_launches_nothing():
     g = gpuir.parse(
         'graph @v { in %x: f32[2] %y: f32[2, 1] = t.reshape(%x, [2, 1]) at "m:R" out %y }'
     )
-    text = report([gpuir.analyze(g, "a100-pcie", profile="eager")], Layout(80))
+    text = BACKENDS["text"]([gpuir.analyze(g, "a100-pcie", profile="eager")], Layout(80))
     assert "latency    16.00 us" in text
     assert "bound" not in text
 
@@ -356,7 +358,7 @@ def test_names_cannot_move_the_cursor(graph: Graph):
     (first, *rest) = graph.nodes
     evil = replace(first, locs=("m.onnx:a\x1b[2J\nb\tc",))
     s = answer_of(replace(graph, nodes=(evil, *rest)), DEVICE, warnings=("w\x1b[31m",))
-    text = report([s], Layout(100))
+    text = BACKENDS["text"]([s], Layout(100))
     assert "\x1b" not in text and "a?[2J?b?c" in text
 
 
@@ -370,11 +372,11 @@ def test_names_that_repeat():
 
 
 def test_json_fits_its_schema_and_itself(s: Answer):
-    text = analysis.json([s, s], Layout())
+    text = BACKENDS["json"]([s, s], Layout())
     schema = json.loads((ROOT / "docs/reference/report.schema.json").read_text())
     Draft202012Validator.check_schema(schema)
     Draft202012Validator(schema).validate(json.loads(text))
-    assert text == analysis.json([s, s], Layout(40, True, 1))
+    assert text == BACKENDS["json"]([s, s], Layout(40, True, 1))
     (first, _) = json.loads(text)["reports"]
     assert sum(x["time_s"] for x in first["kernels"]) == pytest.approx(first["latency_s"])
     assert first["interval_s"] == list(s.interval or ())
@@ -383,7 +385,7 @@ def test_json_fits_its_schema_and_itself(s: Answer):
 
 def test_every_json_field_is_documented(s: Answer):
     page = (ROOT / "docs/reference/json-schema.md").read_text()
-    (found,) = json.loads(analysis.json([s], Layout()))["reports"]
+    (found,) = json.loads(BACKENDS["json"]([s], Layout()))["reports"]
     fields = {*found, *found["kernels"][1], *found["totals"][0], *found["memory"]}
     assert not [name for name in fields if f"`{name}" not in page]
 
@@ -402,7 +404,7 @@ def test_every_json_field_is_documented(s: Answer):
     ],
 )
 def test_csv_holds_names_of_any_kind_and_no_formula(s: Answer, name: str, cell: str):
-    text = analysis.csv([replace(s, model=name)], Layout())
+    text = BACKENDS["csv"]([replace(s, model=name)], Layout())
     rows = list(csv.reader(StringIO(text, newline="")))
     assert {len(row) for row in rows} == {len(rows[0])}
     assert rows[1][0] == cell and text.endswith("\n") and "\r" not in text
@@ -419,7 +421,7 @@ def test_what_cannot_be_seen_in_a_name_is_not_written(s: Answer, form: str):
 
 
 def test_csv_has_the_same_numbers(s: Answer):
-    rows = list(csv.DictReader(StringIO(analysis.csv([s], Layout()))))
+    rows = list(csv.DictReader(StringIO(BACKENDS["csv"]([s], Layout()))))
     assert sum(float(row["time_s"]) for row in rows) == pytest.approx(s.latency_s)
     assert {row["kernel"] for row in rows} >= {"y", "l/m", "k/q"}
     assert rows[0]["fact_waves"]
