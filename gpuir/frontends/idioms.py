@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
-from math import sqrt
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import prod, sqrt
+from typing import Any
 
 from gpuir.frontends.emit import Emitter
 from gpuir.ir.errors import ModelError
 from gpuir.ir.graph import Value
-from gpuir.ir.types import DType, TensorType
+from gpuir.ir.types import DType, TensorType, bool_, f32, i64
 from gpuir.ops import tensor as t
 
 
@@ -43,6 +44,23 @@ def transposed(e: Emitter, x: Value, perm: Sequence[int]) -> Value:
     """x itself where the order is already right."""
     perm = tuple(perm)
     return x if perm == tuple(range(len(perm))) else e(t.Transpose(x, perm))
+
+
+def widened(e: Emitter, x: Value, shape: Sequence[int]) -> Value:
+    """x broadcast; x itself where the shape is already right."""
+    shape = tuple(shape)
+    return x if x.type.shape == shape else e(t.Broadcast(x, shape))
+
+
+def matrices_turned(e: Emitter, x: Value) -> Value:
+    """The last two axes exchanged."""
+    rank = x.type.rank
+    return e(t.Transpose(x, (*range(rank - 2), rank - 1, rank - 2)))
+
+
+def along_channels(e: Emitter, v: Value, rank: int) -> Value:
+    """[C]  →  [C, 1, ..]: along axis 1 of a tensor of that rank."""
+    return reshaped(e, v, (v.type.size, *(1,) * (rank - 2))) if rank > 1 else v
 
 
 def channels_first(e: Emitter, x: Value) -> Value:
@@ -83,12 +101,36 @@ def scale_of_heads(width: int) -> float:
 
 def part(e: Emitter, x: Value, axis: int, start: int, size: int) -> Value:
     """x[.., start : start + size, ..] along `axis`."""
-    shape = x.type.shape
-    if (start, size) == (0, shape[axis]):
+    whole = (start, size) == (0, x.type.shape[axis])
+    return x if whole else sliced(e, x, {axis: (start, size, 1)})
+
+
+def cut(e: Emitter, x: Value, axis: int, sizes: Iterable[int]) -> Iterator[Value]:
+    """Parts of these sizes along `axis`, one after another."""
+    start = 0
+    for size in sizes:
+        yield part(e, x, axis, start, size)
+        start += size
+
+
+def sliced(e: Emitter, x: Value, cuts: Mapping[int, tuple[int, int, int]]) -> Value:
+    """x cut to (start, size, step) along some axes; x itself where that is all of it."""
+    rows = [cuts.get(i, (0, extent, 1)) for i, extent in enumerate(x.type.shape)]
+    if all(row == (0, extent, 1) for row, extent in zip(rows, x.type.shape, strict=True)):
         return x
-    starts = tuple(start if i == axis else 0 for i in range(len(shape)))
-    sizes = tuple(size if i == axis else n for i, n in enumerate(shape))
-    return e(t.Slice(x, starts, sizes, (1,) * len(shape)))
+    starts, sizes, steps = (tuple(column) for column in zip(*rows, strict=True))
+    return e(t.Slice(x, starts, sizes, steps))
+
+
+def first_cells(e: Emitter, x: Value, shape: Sequence[int]) -> Value:
+    """The first so many cells along each axis."""
+    return sliced(e, x, {i: (0, size, 1) for i, size in enumerate(shape)})
+
+
+def backwards(e: Emitter, x: Value, *axes: int) -> Value:
+    """x with the cells along some axes in the other order."""
+    shape = x.type.shape
+    return sliced(e, x, {i: (shape[i] - 1, shape[i], -1) for i in axes})
 
 
 def pick(e: Emitter, x: Value, axis: int, index: int) -> Value:
@@ -104,6 +146,119 @@ def joined(e: Emitter, parts: Sequence[Value | None], axis: int) -> Value:
     if not kept:
         return next(v for v in parts if v is not None)
     return kept[0] if len(kept) == 1 else e(t.Concat(kept, axis))
+
+
+def over(e: Emitter, fn: Any, x: Value, axes: tuple[int, ...], keepdims: bool = True) -> Value:
+    """A reduction; x itself where there are no axes."""
+    return e(t.Reduce(fn, x, axes, keepdims)) if axes else x
+
+
+def moments(e: Emitter, x: Value, axes: tuple[int, ...]) -> tuple[Value, Value, Value]:
+    """The mean over axes, x without it, and the variance."""
+    mean = over(e, "mean", x, axes)
+    apart = e.map("sub", x, mean)
+    return mean, apart, over(e, "mean", e.map("mul", apart, apart), axes)
+
+
+def inverse_root(e: Emitter, variance: Value, eps: float) -> Value:
+    """1 / sqrt(variance + eps)."""
+    return e.map("rsqrt", e.map("add", variance, eps))
+
+
+def as_in_numpy(e: Emitter, a: Value, b: Value, multiply: Callable[[Value, Value], Value]) -> Value:
+    """A product of matrices as numpy's matmul has it: a vector is a row on the left, a column on
+    the right, and its axis goes."""
+    left, right = a.type.rank == 1, b.type.rank == 1
+    a = reshaped(e, a, (1, *a.type.shape)) if left else a
+    b = reshaped(e, b, (*b.type.shape, 1)) if right else b
+    y = multiply(a, b)
+    *batch, rows, columns = y.type.shape
+    return reshaped(e, y, (*batch, *(rows,) * (not left), *(columns,) * (not right)))
+
+
+def matrix_product(e: Emitter, a: Value, b: Value) -> Value:
+    return as_in_numpy(e, a, b, lambda a, b: e(t.Matmul(a, b)))
+
+
+def softmax_from(e: Emitter, x: Value, axis: int) -> Value:
+    """Over all axes from `axis` on, as one."""
+    shape = x.type.shape
+    if axis == x.type.rank - 1:
+        return e(t.Softmax(x, axis))
+    flat = e(t.Reshape(x, (prod(shape[:axis]), prod(shape[axis:]))))
+    return e(t.Reshape(e(t.Softmax(flat, 1)), shape))
+
+
+# ---------------------------------------------------------------------------- random numbers
+
+
+def drawn(
+    e: Emitter, kind: str, type: TensorType, *args: Value, seed: int = 0, **settings: float
+) -> Value:
+    """The routine `random`, in the dtype asked for: never folded, as each run draws anew."""
+    attrs = (("kind", kind), ("seed", seed), ("shape", type.shape), *settings.items())
+    own = {"keep": bool_, "bernoulli": bool_, "multinomial": i64}.get(kind, f32)
+    op = t.Routine("random", args, (TensorType(type.shape, own),), attrs, work=type.size)
+    return cast(e, e(op, fold=False), type.dtype)
+
+
+def dropped(e: Emitter, x: Value, kept: Value, ratio: float) -> Value:
+    """x where it is kept, scaled by 1 / (1 - ratio), else zero."""
+    scaled = e.map("mul", x, 1 / (1 - ratio) if ratio < 1 else 0.0)
+    return e.map("where", kept, scaled, e.constant(0, x.type.dtype))
+
+
+# ---------------------------------------------------------------------------- images
+
+
+@dataclass(frozen=True)
+class Window:
+    """How a window slides over spatial axes: one entry each. `extra` cells of `high` are there only
+    because the last window hangs over the padding that was declared."""
+
+    sizes: tuple[int, ...]
+    strides: tuple[int, ...]
+    low: tuple[int, ...]
+    high: tuple[int, ...]
+    dilations: tuple[int, ...]
+    extra: tuple[int, ...] = ()
+
+    @property
+    def slide(self) -> dict[str, Any]:
+        """What a convolution or a pool says of it, beside its sizes."""
+        names = ("strides", "low", "high", "dilations")
+        return {name: getattr(self, name) for name in names}
+
+    def counts(self, cells: Sequence[int]) -> tuple[int, ...]:
+        """How many windows there are along axes of so many cells."""
+        columns = (self.sizes, self.strides, self.low, self.high, self.dilations)
+        return tuple(map(t.window_extent, cells, *columns))
+
+
+def column_image(
+    e: Emitter, x: Value, image: tuple[int, ...], window: Window, gives: TensorType, work: int
+) -> Value:
+    """Each column's cells added where its window was in the image."""
+    attrs = (
+        *(("image", image), ("block", window.sizes), ("counts", window.counts(image))),
+        *(("strides", window.strides), ("low", window.low), ("dilations", window.dilations)),
+    )
+    return e(t.Routine("col2im", (x,), (gives,), attrs, work=work))
+
+
+def sampled(e: Emitter, x: Value, grid: Value, mode: str, padding: str, align: bool) -> Value:
+    """x [n, c, ..] at the points of a grid [n, .., axes]. Work: a multiply-add for each of 1, 2^d
+    or 4^d taps of a result cell (none for nearest), and for each point three operations an axis to
+    place it and one for each tap's weight."""
+    spatial = x.type.rank - 2
+    result = x.type.with_shape((*x.type.shape[:2], *grid.type.shape[1:-1]))
+    taps = {"nearest": 0, "linear": 2, "cubic": 4}[mode] ** spatial
+    attrs = (("mode", mode), ("padding", padding), ("align_corners", align))
+    work = 2 * taps * result.size + grid.type.size // max(spatial, 1) * (3 * spatial + taps)
+    return e(t.Routine("grid_sample", (x, grid), (result,), attrs, work=work))
+
+
+# ---------------------------------------------------------------------------- experts
 
 
 def experts(e: Emitter, mix: t.Experts) -> Value:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from gpuir.frontends.emit import Emitter
-from gpuir.frontends.idioms import reshaped
+from gpuir.frontends.idioms import backwards, part, reshaped
 from gpuir.ir.graph import Value
 from gpuir.ir.types import TensorType, i64
 from gpuir.ops import tensor as t
@@ -29,13 +29,9 @@ class Weights:
 Cell = Callable[[Weights, list[Activation], Value, tuple[Value, ...], Emitter], tuple[Value, ...]]
 
 
-def part(x: Value, index: int, width: int, e: Emitter, count: int = 1) -> Value:
-    """Columns index * width .. (index + count) * width of x."""
-    lead = x.type.shape[:-1]
-    zeros, ones = (0,) * len(lead), (1,) * len(lead)
-    if index == 0 and x.type.shape[-1] == count * width:
-        return x
-    return e(t.Slice(x, (*zeros, index * width), (*lead, count * width), (*ones, 1)))
+def columns(e: Emitter, x: Value, index: int, width: int) -> Value:
+    """Columns index * width .. (index + 1) * width of x."""
+    return part(e, x, x.type.rank - 1, index * width, width)
 
 
 def times(e: Emitter, state: Value, weight: Value) -> Value:
@@ -67,7 +63,7 @@ def lstm_cell(coupled: bool = False, order: str = "iofg") -> Cell:
         gates = e.map("add", x, times(e, hidden, w.recurrent[0]))
 
         def gate(name: str, peephole: int | None, c: Value) -> Value:
-            g = part(gates, order.index(name), width, e)
+            g = columns(e, gates, order.index(name), width)
             if not w.peepholes or peephole is None:
                 return g
             look = e.map("mul", c, w.peepholes[peephole])
@@ -107,15 +103,15 @@ def gru_cell(reset_last: bool = True, order: str = "zr") -> Cell:
 
         def gate(name: str) -> Value:
             index = order.index(name)
-            pre = e.map("add", part(x, index, width, e), part(product, index, width, e))
+            pre = e.map("add", columns(e, x, index, width), columns(e, product, index, width))
             return f[0](pre, e)
 
         update, reset = gate("z"), gate("r")
         if reset_last:
-            late = e.map("mul", reset, part(product, 2, width, e))
+            late = e.map("mul", reset, columns(e, product, 2, width))
         else:
             late = times(e, e.map("mul", reset, hidden), w.recurrent[1])
-        new = f[1](e.map("add", part(x, 2, width, e), late), e)
+        new = f[1](e.map("add", columns(e, x, 2, width), late), e)
         change = e.map("mul", update, e.map("sub", hidden, new))
         return (e.map("add", new, change),)
 
@@ -176,5 +172,4 @@ class Direction:
         state, rest = results[: len(carried)], results[len(carried) :]
         if not rest:
             return state, None
-        backwards = t.Slice(rest[0], (self.steps - 1, 0, 0), rest[0].type.shape, (-1, 1, 1))
-        return state, e(backwards) if self.reverse else rest[0]
+        return state, backwards(e, rest[0], 0) if self.reverse else rest[0]

@@ -7,6 +7,7 @@ unless the model reads the scores or adds a sink to the softmax: then they are s
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import inf
 
@@ -14,9 +15,13 @@ import numpy as np
 
 from gpuir.frontends.emit import Emitter
 from gpuir.frontends.idioms import (
+    backwards,
     cast,
+    cut,
     join_heads,
     joined,
+    line,
+    matrices_turned,
     part,
     pick,
     product,
@@ -108,9 +113,7 @@ class Scores:
 
 def attend(e: Emitter, q: Value, k: Value, v: Value, mask: Value | None, how: Scores) -> Value:
     return e(
-        t.Attention(
-            *(q, k, v, mask, how.scale, how.causal, how.offset, how.window, how.softcap),
-        )
+        t.Attention(*(q, k, v, mask, how.scale, how.causal, how.offset, how.window, how.softcap))
     )
 
 
@@ -133,8 +136,7 @@ def times_keys(e: Emitter, q: Value, k: Value) -> Value:
     if h != g:
         q = e(t.Reshape(q, (b, g, h // g, s, width)))
         k = e(t.Reshape(k, (b, g, 1, d, width)))
-    rank = k.type.rank
-    return e(t.Matmul(q, e(t.Transpose(k, (*range(rank - 2), rank - 1, rank - 2)))))
+    return e(t.Matmul(q, matrices_turned(e, k)))
 
 
 def times_values(e: Emitter, weights: Value, v: Value) -> Value:
@@ -195,6 +197,27 @@ def attend_in_stages(
     )
 
 
+def attended(
+    e: Emitter,
+    q: Value,
+    kept: tuple[Cache, Cache],
+    mask: Value | None,
+    how: Scores,
+    *,
+    shown: str = "",
+    precision: DType | None = None,
+    sink: Value | None = None,
+) -> tuple[Value, Value, Value, Value | None]:
+    """The result, keys and values as they are kept now, and the scores at the stage `shown`: one
+    kernel, unless scores are read or there is a sink."""
+    keys, values = kept
+    presents = (keys.present, values.present)
+    if not shown and sink is None:
+        return attend(e, q, keys.all, values.all, mask, how), *presents, None
+    stages = attend_in_stages(e, q, keys.all, values.all, mask, how, precision, sink)
+    return stages.y, *presents, getattr(stages, shown) if shown else None
+
+
 def both(e: Emitter, seen: Value | None, added: Value | None, hidden: float = -inf) -> Value | None:
     """A boolean and an additive mask as one: the additive, and `hidden` where not seen."""
     if seen is None or added is None:
@@ -211,16 +234,10 @@ def all_of(e: Emitter, *masks: Value | None) -> Value | None:
     return result
 
 
-def positions(e: Emitter, count: int, dtype: DType, axis: int, rank: int = 4) -> Value:
-    """0, 1, .. along `axis`, the other axes of extent 1."""
-    shape = tuple(count if i == axis else 1 for i in range(rank))
-    return e(t.Iota(TensorType(shape, dtype), axis))
-
-
 def within(e: Emitter, lengths: Value, keys: int) -> Value:
     """lengths [b]  →  whether key d is among the first lengths[b]: bool[b, 1, 1, d]"""
     column = e(t.Reshape(lengths, (lengths.type.size, 1, 1, 1)))
-    return e.map("lt", positions(e, keys, lengths.type.dtype, 3), column)
+    return e.map("lt", line(e, keys, 4, 3, lengths.type.dtype, fold=True), column)
 
 
 # ---------------------------------------------------------------------------- ai.onnx Attention
@@ -242,9 +259,8 @@ def attention(n: OnnxNode, e: Emitter) -> Results:
         for i in (4, 5):
             n.of_rank(i, 4)
     past = 0 if n.get(4) is None else n[4].type.shape[2]
-    keys, values = extended(e, n.get(4), k, past), extended(e, n.get(5), v, past)
-    k, v = keys.all, values.all
-    s, d = q.type.shape[2], k.type.shape[2]
+    kept = extended(e, n.get(4), k, past), extended(e, n.get(5), v, past)
+    s, d = q.type.shape[2], kept[0].all.type.shape[2]
     scale = n.attr("scale")
     left, right = n.attr("left_window_size", -1), n.attr("right_window_size", -1)
     reach = right if right >= 0 else None  # how far ahead a query may see
@@ -270,21 +286,17 @@ def attention(n: OnnxNode, e: Emitter) -> Results:
     else:
         mask = seen
 
-    scores: Value | None = None
+    shown, precision = "", None
     if n.has_output(3):
-        number = n.attr("softmax_precision")
-        precision = None if number is None else n.dtype("softmax_precision")
-        stages = attend_in_stages(e, q, k, v, mask, how, precision)
-        y = stages.y
-        kinds = (stages.raw, stages.capped, stages.masked, stages.weights)
+        if n.attr("softmax_precision") is not None:
+            precision = n.dtype("softmax_precision")
+        kinds = ("raw", "capped", "masked", "weights")
         mode = n.attr("qk_matmul_output_mode", 0)
         if not 0 <= mode < len(kinds):
             raise n.refused("qk_matmul_output_mode is out of range", "0..3", mode)
-        scores = kinds[mode]
-    else:
-        y = attend(e, q, k, v, mask, how)
-    y = join_heads(e, y) if flat else y
-    return y, keys.present, values.present, scores
+        shown = kinds[mode]
+    y, *rest = attended(e, q, kept, mask, how, shown=shown, precision=precision)
+    return join_heads(e, y) if flat else y, *rest
 
 
 def in_window(e: Emitter, lengths: Value, s: int, d: int, how: Scores) -> Value:
@@ -292,8 +304,8 @@ def in_window(e: Emitter, lengths: Value, s: int, d: int, how: Scores) -> Value:
     dtype = lengths.type.dtype
     start = e(t.Reshape(lengths, (lengths.type.size, 1, 1, 1)))
     start = e.map("add", start, how.offset - s)
-    here = e.map("add", start, positions(e, s, dtype, 2))
-    key = positions(e, d, dtype, 3)
+    here = e.map("add", start, line(e, s, 4, 2, dtype, fold=True))
+    key = line(e, d, 4, 3, dtype, fold=True)
     seen: Value | None = e.map("ge", here, key) if how.causal else None
     if how.window is not None:
         oldest = e.map("sub", here, how.window)
@@ -364,9 +376,7 @@ def rotated(e: Emitter, x: Value, cos: Value, signed: Value, interleaved: bool) 
     lead, last = x.type.shape[:-1], x.type.rank - 1
     pair, axis = ((r, 2), last + 1) if interleaved else ((2, r), last)
     pairs = e(t.Reshape(part(e, x, last, 0, 2 * r), (*lead, *pair)))
-    starts = tuple(int(i == axis) for i in range(last + 2))
-    steps = tuple(-1 if i == axis else 1 for i in range(last + 2))
-    swapped = e(t.Slice(pairs, starts, pairs.type.shape, steps))
+    swapped = backwards(e, pairs, axis)
     wide = (r, 1) if interleaved else (1, r)
     cos = cast(e, reshaped(e, cos, (*cos.type.shape[:-1], *wide)), x.type.dtype)
     signed = cast(e, reshaped(e, signed, (*signed.type.shape[:-1], *pair)), x.type.dtype)
@@ -412,7 +422,7 @@ def rows_at(e: Emitter, table: Value, ids: Value, s: int) -> Value:
     if ids.type.rank == 0:
         ids = e(t.Reshape(ids, (1,)))
     if ids.type.size == 1 and ids.type.rank == 1 and s != 1:
-        ids = e.map("add", positions(e, s, ids.type.dtype, 0, rank=1), ids)
+        ids = e.map("add", line(e, s, 1, 0, ids.type.dtype, fold=True), ids)
     if ids.type.rank == 1:
         ids = e(t.Reshape(ids, (1, ids.type.size)))
     return e(t.Gather(table, ids, 0))
@@ -494,7 +504,7 @@ def key_mask(e: Emitter, mask: Value | None, b: int, s: int, d: int) -> Value | 
         seen = within(e, lengths, d)
         if shape == (2 * b,):
             start = e(t.Reshape(part(e, mask, 0, b, b), (b, 1, 1, 1)))
-            key = positions(e, d, mask.type.dtype, 3)
+            key = line(e, d, 4, 3, mask.type.dtype, fold=True)
             seen = e.map("and", seen, e.map("ge", key, start))
         elif shape not in ((b,), (3 * b + 2,)):
             raise ModelError(
@@ -530,45 +540,52 @@ def scale_of(n: OnnxNode, width: int) -> float:
     return scale or scale_of_heads(width)
 
 
-def from_projection(
+def masked(
     n: OnnxNode,
     e: Emitter,
-    qkv: Value,
+    qkv: Sequence[Value],
+    past: Sequence[Value | None],
+    *,
     mask: Value | None,
-    past: Value | None,
     added: Value | None,
     length: int,
+    shared: bool,
+) -> Results:
+    """The attention of q, k and v [b, heads, s, d] behind a past, under an integer mask and an
+    added one; operand `length` says how much of a past is filled that shares its buffer."""
+    q, k, v = qkv
+    b, _, s, width = q.type.shape
+    used = 0
+    if past[0] is not None:
+        used = used_length(n, e, length, past[0].type.shape[2], s, shared)
+    kept = extended(e, past[0], k, used), extended(e, past[1], v, used)
+    seen = key_mask(e, mask, b, s, kept[0].all.type.shape[2])
+    seen = both(e, seen, added, float(n.attr("mask_filter_value", -1e4)))
+    how = Scores(scale_of(n, width), bool(n.attr("unidirectional", 0)), used)
+    y, *rest = attended(e, q, kept, seen, how, shown="raw" if n.has_output(3) else "")
+    return join_heads(e, y), *rest
+
+
+def from_projection(
+    n: OnnxNode, e: Emitter, qkv: Value, *, mask: int, past: int, added: int, length: int
 ) -> Results:
     """Self-attention from q, k and v side by side [b, s, 3 * hidden]. past and present hold keys
-    and values stacked: [2, b, heads, positions, d]; `length` is the operand that says how many."""
+    and values stacked: [2, b, heads, positions, d]."""
     if n.attr("do_rotary", 0):
         raise n.refused(
             "the attribute do_rotary (rotary embedding inside the kernel) is not supported",
             fix="optimise the model without fusing the rotary embedding",
         )
-    b, s, total = qkv.type.shape
-    heads = n.attr("num_heads")
-    sizes = n.attr("qkv_hidden_sizes") or (total // 3,) * 3
-    starts = (0, sizes[0], sizes[0] + sizes[1])
-    q, k, v = (
-        split_heads(e, part(e, qkv, 2, start, size), heads)
-        for start, size in zip(starts, sizes, strict=True)
-    )
-    used = 0
-    if past is not None:
-        shared = bool(n.attr("past_present_share_buffer", 0))
-        used = used_length(n, e, length, past.type.shape[3], s, shared)
-    halves = [None if past is None else pick(e, past, 0, i) for i in (0, 1)]
-    keys, values = extended(e, halves[0], k, used), extended(e, halves[1], v, used)
-    d = keys.all.type.shape[2]
-    seen = both(e, key_mask(e, mask, b, s, d), added, float(n.attr("mask_filter_value", -1e4)))
-    causal = bool(n.attr("unidirectional", 0))
-    how = Scores(scale_of(n, q.type.shape[3]), causal, used)
-    y = join_heads(e, attend(e, q, keys.all, values.all, seen, how))
+    sizes = n.attr("qkv_hidden_sizes") or (qkv.type.shape[2] // 3,) * 3
+    heads = [split_heads(e, x, n.attr("num_heads")) for x in cut(e, qkv, 2, sizes)]
+    stack = n.get(past)
+    halves = [None if stack is None else pick(e, stack, 0, i) for i in (0, 1)]
+    how = {"mask": n.get(mask), "added": n.get(added)}
+    shared = bool(n.attr("past_present_share_buffer", 0))
+    y, *presents, _ = masked(n, e, heads, halves, **how, length=length, shared=shared)
     if not n.has_output(1):
         return y, None
-    shape = (1, *keys.present.type.shape)
-    stacked = tuple(e(t.Reshape(c.present, shape)) for c in (keys, values))
+    stacked = tuple(e(t.Reshape(x, (1, *x.type.shape))) for x in presents if x is not None)
     return y, e(t.Concat(stacked, 0))
 
 
@@ -577,14 +594,17 @@ def ms_attention(n: OnnxNode, e: Emitter) -> Results:
     qkv = e(t.Matmul(n[0], n[1]))
     if n.get(2) is not None:
         qkv = e.map("add", qkv, n[2])
-    return from_projection(n, e, qkv, n.get(3), n.get(4), n.get(5), 6)
+    return from_projection(n, e, qkv, mask=3, past=4, added=5, length=6)
 
 
 def ms_qattention(n: OnnxNode, e: Emitter) -> Results:
     """input, weights, bias, their scales, mask, their zero points, past."""
     scale = product(e, n[4], n[3])
     qkv = matmul_to_float(e, n[0], n[1], scale, n.get(6), n.get(7), n[2])
-    return from_projection(n, e, qkv, n.get(5), n.get(8), None, 99)
+    return from_projection(n, e, qkv, mask=5, past=8, added=NONE, length=NONE)
+
+
+NONE = 99  # the place of an operand that an operator does not have
 
 
 def biased(e: Emitter, x: Value, bias: Value | None, start: int, shape: tuple[int, ...]) -> Value:
@@ -595,44 +615,31 @@ def biased(e: Emitter, x: Value, bias: Value | None, start: int, shape: tuple[in
     return e.map("add", x, e(t.Reshape(own, shape)))
 
 
-@dataclass(frozen=True)
-class Operands:
-    """Which operand of an operator is which."""
+def side_by_side(
+    e: Emitter, x: Value, count: int, bias: Value | None, start: int
+) -> tuple[Value, ...]:
+    """[b, s, heads, count, d]  →  each of them [b, heads, s, d], biases from `start` on added."""
+    shape = (x.type.shape[2], x.type.shape[4])
+    width = shape[0] * shape[1]
+    parts = [pick(e, x, 3, i) for i in range(count)]
+    rows = [biased(e, v, bias, start + i * width, shape) for i, v in enumerate(parts)]
+    return tuple(e(t.Transpose(v, (0, 2, 1, 3))) for v in rows)
 
-    mask: int
-    added: int
-    past: int
-    length: int
-    bias: int
 
-
-def projected(
-    n: OnnxNode, e: Emitter, heads: int, bias: Value | None
-) -> tuple[Value, Value, Value]:
+def projected(n: OnnxNode, e: Emitter, bias: Value | None) -> tuple[Value, ...]:
     """q, k and v as [b, heads, s, d] from any of the forms that MultiHeadAttention takes: three
     tensors, packed together, k and v packed, or k and v that are a cache."""
-    q, k, v = n[0], n.get(1), n.get(2)
+    q, k, v, heads = n[0], n.get(1), n.get(2), n.attr("num_heads")
     if q.type.rank == 5:
-        parts = [pick(e, q, 3, i) for i in range(3)]
-        width = q.type.shape[2] * q.type.shape[4]
-        shape = (q.type.shape[2], q.type.shape[4])
-        rows = [biased(e, x, bias, i * width, shape) for i, x in enumerate(parts)]
-        q, k, v = (e(t.Transpose(x, (0, 2, 1, 3))) for x in rows)
-        return q, k, v
+        return side_by_side(e, q, 3, bias, 0)
     if k is None:
         hidden = bias.type.size if bias is not None else q.type.shape[2]
-        size = hidden // 3
         q = q if bias is None else e.map("add", q, bias)
-        q, k, v = (split_heads(e, part(e, q, 2, i * size, size), heads) for i in range(3))
-        return q, k, v
+        return tuple(split_heads(e, x, heads) for x in cut(e, q, 2, (hidden // 3,) * 3))
     hidden = q.type.shape[2]
     query = split_heads(e, biased(e, q, bias, 0, (hidden,)), heads)
     if k.type.rank == 5:
-        parts = [pick(e, k, 3, i) for i in (0, 1)]
-        shape = (k.type.shape[2], k.type.shape[4])
-        rows = [biased(e, x, bias, (i + 1) * hidden, shape) for i, x in enumerate(parts)]
-        k, v = (e(t.Transpose(x, (0, 2, 1, 3))) for x in rows)
-        return query, k, v
+        return query, *side_by_side(e, k, 2, bias, hidden)
     if v is None:
         raise n.refused("the input `key` is given, but `value` is missing")
     if k.type.rank == 4:
@@ -643,37 +650,18 @@ def projected(
     return query, k, v
 
 
-def multi_head(n: OnnxNode, e: Emitter, at: Operands, shared: bool) -> Results:
-    q, k, v = projected(n, e, n.attr("num_heads"), n.get(at.bias))
-    b, _, s, width = q.type.shape
-    past_k, past_v = n.get(at.past), n.get(at.past + 1)
-    used = 0
-    if past_k is not None:
-        used = used_length(n, e, at.length, past_k.type.shape[2], s, shared)
-    keys, values = extended(e, past_k, k, used), extended(e, past_v, v, used)
-    d = keys.all.type.shape[2]
-    seen = key_mask(e, n.get(at.mask), b, s, d)
-    seen = both(e, seen, n.get(at.added), float(n.attr("mask_filter_value", -1e4)))
-    how = Scores(scale_of(n, width), bool(n.attr("unidirectional", 0)), used)
-    scores: Value | None = None
-    if n.has_output(3):
-        stages = attend_in_stages(e, q, keys.all, values.all, seen, how)
-        y, scores = stages.y, stages.raw
-    else:
-        y = attend(e, q, keys.all, values.all, seen, how)
-    return join_heads(e, y), keys.present, values.present, scores
-
-
 def ms_multi_head_attention(n: OnnxNode, e: Emitter) -> Results:
     """q, k, v, bias, mask, added bias, past key, past value, past length, beams."""
-    at = Operands(mask=4, added=5, past=6, length=8, bias=3)
-    return multi_head(n, e, at, shared=n.get(8) is not None)
+    past, how = (n.get(6), n.get(7)), {"mask": n.get(4), "added": n.get(5)}
+    shared = n.get(8) is not None
+    return masked(n, e, projected(n, e, n.get(3)), past, **how, length=8, shared=shared)
 
 
 def ms_decoder_masked(n: OnnxNode, e: Emitter) -> Results:
     """q, k, v, mask, added bias, past key, past value, past length, beam width, beams, bias."""
-    at = Operands(mask=3, added=4, past=5, length=7, bias=10)
-    return multi_head(n, e, at, bool(n.attr("past_present_share_buffer", 0)))
+    past, how = (n.get(5), n.get(6)), {"mask": n.get(3), "added": n.get(4)}
+    shared = bool(n.attr("past_present_share_buffer", 0))
+    return masked(n, e, projected(n, e, n.get(10)), past, **how, length=7, shared=shared)
 
 
 def ms_group_query_attention(n: OnnxNode, e: Emitter) -> Results:
@@ -687,9 +675,7 @@ def ms_group_query_attention(n: OnnxNode, e: Emitter) -> Results:
     q, k, v = n[0], n.get(1), n.get(2)
     if k is None or v is None:
         width = q.type.shape[2] // (heads + 2 * groups)
-        sizes = (heads * width, groups * width, groups * width)
-        starts = (0, sizes[0], sizes[0] + sizes[1])
-        q, k, v = (part(e, q, 2, start, size) for start, size in zip(starts, sizes, strict=True))
+        q, k, v = cut(e, q, 2, (heads * width, groups * width, groups * width))
     if n.attr("sliding_window_cache", 0):
         raise n.refused(
             "sliding_window_cache = 1 (a cache that drops old tokens) is not supported",
@@ -711,13 +697,14 @@ def ms_group_query_attention(n: OnnxNode, e: Emitter) -> Results:
         turn = bool(n.attr("rotary_interleaved", 0))
         cos, signed = (cache_rows(n, e, v, used, s) for v in angles(e, n[7], n[8], 0, turn))
         q, k = (rotary(e, x, cos, signed, 0, turn) for x in (q, k))
-    keys = quantized_cache(n, e, past_k, k, used, n.get(12), "k")
-    values = quantized_cache(n, e, past_v, v, used, n.get(13), "v")
-    causal = bool(n.attr("causal", 1))
+    kept = (
+        quantized_cache(n, e, past_k, k, used, n.get(12), "k"),
+        quantized_cache(n, e, past_v, v, used, n.get(13), "v"),
+    )
     local = n.attr("local_window_size", -1)
     how = Scores(
         scale=scale_of(n, width),
-        causal=causal,
+        causal=bool(n.attr("causal", 1)),
         offset=used,
         window=local - 1 if local > 0 else None,
         softcap=float(n.attr("softcap", 0.0) or 0.0),
@@ -725,15 +712,11 @@ def ms_group_query_attention(n: OnnxNode, e: Emitter) -> Results:
     added, sink = n.get(10), n.get(11)
     if n.attr("smooth_softmax", -1) == 1 and sink is None:
         sink = e.fill(0, TensorType((heads,), q.type.dtype))
-    scores: Value | None = None
-    if sink is not None or (n.attr("qk_output", 0) and n.has_output(3)):
-        stages = attend_in_stages(e, q, keys.all, values.all, added, how, sink=sink)
-        y = stages.y
-        if n.has_output(3):
-            scores = stages.weights if n.attr("qk_output", 0) == 2 else stages.masked
-    else:
-        y = attend(e, q, keys.all, values.all, added, how)
-    return join_heads(e, y), keys.present, values.present, scores
+    shown, output = "", n.attr("qk_output", 0)
+    if n.has_output(3) and (output or sink is not None):
+        shown = "weights" if output == 2 else "masked"
+    y, *rest = attended(e, q, kept, added, how, shown=shown, sink=sink)
+    return join_heads(e, y), *rest
 
 
 def cached_length(n: OnnxNode, e: Emitter, held: int, s: int) -> int:
@@ -804,9 +787,7 @@ def linear_attention(n: OnnxNode, e: Emitter) -> Results:
     """
     q, k, v, state, decay, beta = n[0], n[1], n[2], n.get(3), n.get(4), n.get(5)
     heads, groups = n.attr("q_num_heads"), n.attr("kv_num_heads")
-    rule = n.attr("update_rule", "gated_delta")
-    if rule not in ("linear", "gated", "delta", "gated_delta"):
-        raise n.refused("update_rule is unknown", "linear, gated, delta or gated_delta", rule)
+    rule = n.choice("update_rule", "gated_delta", ("linear", "gated", "delta", "gated_delta"))
     if n.attr("state_window", 0):
         raise n.refused("state_window is not supported", "0")
     gated, delta = "gated" in rule, "delta" in rule
@@ -820,10 +801,7 @@ def linear_attention(n: OnnxNode, e: Emitter) -> Results:
     readers = max(heads, groups)
     shape = (b, groups, dk, dv)
     dtype = state.type.dtype if state is not None else q.type.dtype
-    gives = (
-        TensorType((b, steps, readers * dv), q.type.dtype),
-        TensorType(shape, dtype),
-    )
+    gives = (TensorType((b, steps, readers * dv), q.type.dtype), TensorType(shape, dtype))
     given = {"state": state, "decay": decay, "beta": beta}
     args = (q, k, v, *(x for x in given.values() if x is not None))
     attrs = (

@@ -28,6 +28,7 @@ UNREAD = (
     ("BatchNormalization", "spatial", "the shape of the scale shows it"),
     ("Cast CastLike", "round_mode saturate", "they are about 8-bit floats"),
     ("DequantizeLinear QuantizeLinear", "axis", "there is one scale in all"),
+    ("Constant", "value sparse_value", "numbers are read when somebody asks for them"),
     ("Dropout", "ratio seed", "inference drops nothing; any cells may be dropped in training"),
     (
         "Bernoulli Multinomial RandomNormal RandomNormalLike RandomUniform RandomUniformLike",

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from gpuir.frontends.emit import Emitter
+from gpuir.frontends.idioms import cast
 from gpuir.frontends.onnx.node import Converter, OnnxNode
 from gpuir.ir.errors import ModelError
 from gpuir.ir.graph import Value
@@ -14,10 +15,6 @@ from gpuir.ir.types import TensorType, f32, i64
 from gpuir.ops import tensor as t
 
 TRANSFORMS = ("NONE", "SOFTMAX", "LOGISTIC", "SOFTMAX_ZERO", "PROBIT")
-
-
-def as_f32(e: Emitter, x: Value) -> Value:
-    return x if x.type.dtype == f32 else e(t.Cast(x, f32))
 
 
 def array_feature_extractor(n: OnnxNode, e: Emitter) -> Value:
@@ -39,7 +36,7 @@ def feature_vectorizer(n: OnnxNode, e: Emitter) -> Value:
     """The operands' columns side by side, in f32; a vector counts as one row."""
     parts: list[Value] = []
     for i in range(len(n.inputs)):
-        x = as_f32(e, n[i])
+        x = cast(e, n[i], f32)
         parts.append(x if x.type.rank == 2 else e(t.Reshape(x, (1, x.type.size))))
     return parts[0] if len(parts) == 1 else e(t.Concat(tuple(parts), 1))
 
@@ -153,17 +150,14 @@ def labels(n: OnnxNode, e: Emitter, attr: str) -> tuple[Value, int]:
 def normalizer(n: OnnxNode, e: Emitter) -> Value:
     """Each row divided by its largest cell, its sum of magnitudes, or its length; in f32. A row
     whose divisor is zero stays as it is."""
-    x, norm = as_f32(e, n[0]), n.attr("norm", "MAX")
+    x, norm = cast(e, n[0], f32), n.choice("norm", "MAX", ("MAX", "L1", "L2"))
     last = (x.type.rank - 1,)
     if norm == "MAX":
         divisor = e(t.Reduce("max", x, last, True))
     elif norm == "L1":
         divisor = e(t.Reduce("sum", e.map("abs", x), last, True))
-    elif norm == "L2":
-        divisor = e(t.Reduce("sum", e.map("mul", x, x), last, True))
-        divisor = e.map("sqrt", divisor)
     else:
-        raise n.refused("the attribute norm is unknown", "MAX, L1 or L2", norm)
+        divisor = e.map("sqrt", e(t.Reduce("sum", e.map("mul", x, x), last, True)))
     is_zero = e.map("eq", divisor, 0.0)
     return e.map("div", x, e.map("where", is_zero, e.constant(1, f32), divisor))
 
@@ -181,14 +175,14 @@ def integers(n: OnnxNode, attr: str, what: str) -> Sequence[int]:
 def one_hot_encoder(n: OnnxNode, e: Emitter) -> Value:
     """1 where the cell equals the category counted by a new last axis, else 0."""
     categories = integers(n, "cats_int64s", "categories")
-    x = n[0] if n[0].type.dtype == i64 else e(t.Cast(n[0], i64))
+    x = cast(e, n[0], i64)
     x = e(t.Reshape(x, (*x.type.shape, 1)))
     return e(t.Cast(e.map("eq", x, e.constant(categories, i64, "categories")), f32))
 
 
 def scaler(n: OnnxNode, e: Emitter) -> Value:
     """(x - offset) * scale, in f32."""
-    x = as_f32(e, n[0])
+    x = cast(e, n[0], f32)
     for fn, attr in (("sub", "offset"), ("mul", "scale")):
         if numbers := n.attr(attr):
             x = e.map(fn, x, e.constant(numbers, f32, attr))
@@ -218,7 +212,7 @@ def trees(
     which are operands: a device reads them too."""
     x = n[0]
     if not x.type.dtype.is_float:
-        x = as_f32(e, x)
+        x = cast(e, x, f32)
     dtype = x.type.dtype
     tables = (
         e.constant(nodes.reshape(-1, 7), i64, "nodes"),
@@ -393,7 +387,7 @@ def with_base(n: OnnxNode, e: Emitter, y: Value) -> Value:
     """The sums in f32, `base_values` added."""
     if len(base := numbers(n, "base_values")):
         y = e.map("add", y, e.constant(base, y.type.dtype, "base"))
-    return as_f32(e, y)
+    return cast(e, y, f32)
 
 
 def tree_ensemble_regressor(n: OnnxNode, e: Emitter) -> Value:

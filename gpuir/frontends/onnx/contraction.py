@@ -4,12 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import prod
-from typing import NamedTuple
 
 import numpy as np
 
 from gpuir.frontends.emit import Emitter
-from gpuir.frontends.idioms import reshaped, transposed
+from gpuir.frontends.idioms import (
+    Window,
+    column_image,
+    matrix_product,
+    reshaped,
+    sliced,
+    transposed,
+)
 from gpuir.frontends.onnx.node import Converter, OnnxNode
 from gpuir.ir.errors import ModelError
 from gpuir.ir.graph import Value
@@ -29,12 +35,7 @@ def matmul(n: OnnxNode, e: Emitter) -> Value:
             f"{a.type}, {b.type}",
             "use Mul",
         )
-    left = e(t.Reshape(a, (1, *a.type.shape))) if a.type.rank == 1 else a
-    right = e(t.Reshape(b, (*b.type.shape, 1))) if b.type.rank == 1 else b
-    y = e(t.Matmul(left, right))
-    *batch, rows, columns = y.type.shape
-    shape = (*batch, *(rows,) * (a.type.rank > 1), *(columns,) * (b.type.rank > 1))
-    return reshaped(e, y, shape)
+    return matrix_product(e, a, b)
 
 
 def gemm(n: OnnxNode, e: Emitter) -> Value:
@@ -157,8 +158,7 @@ def diagonal(term: Term, e: Emitter) -> Term:
                 found=str(x.type),
             )
         x = reshaped(e, transposed(e, x, (*others, i, j)), (*lead, extent * extent))
-        zeros, ones = (0,) * len(lead), (1,) * len(lead)
-        x = e(t.Slice(x, (*zeros, 0), (*lead, extent), (*ones, extent + 1)))
+        x = sliced(e, x, {len(lead): (0, extent, extent + 1)})
         labels = (*(labels[k] for k in others), label)
     return x, labels
 
@@ -229,18 +229,6 @@ def multiply(a: Term, b: Term, k: list[Label], output: tuple[Label, ...], e: Emi
 # ---------------------------------------------------------------------------- windows
 
 
-class Window(NamedTuple):
-    """How a window slides over the spatial axes: one entry each. `extra` cells of `high` are there
-    only because the last window hangs over the declared padding."""
-
-    window: tuple[int, ...]
-    strides: tuple[int, ...]
-    low: tuple[int, ...]
-    high: tuple[int, ...]
-    dilations: tuple[int, ...]
-    extra: tuple[int, ...]
-
-
 def per_axis(n: OnnxNode, name: str, count: int, default: int) -> tuple[int, ...]:
     values = tuple(int(x) for x in n.attr(name) or (default,) * count)
     if len(values) != count:
@@ -291,10 +279,8 @@ def sliding(n: OnnxNode, spatial: tuple[int, ...], window: tuple[int, ...]) -> W
             "1 or more",
             f"kernel_shape {window}, strides {strides}, dilations {dilations}",
         )
-    auto = n.attr("auto_pad", "NOTSET")
+    auto = n.choice("auto_pad", "NOTSET", ("NOTSET", "VALID", "SAME_UPPER", "SAME_LOWER"))
     pads = per_axis(n, "pads", 2 * count, 0) if auto == "NOTSET" else (0,) * (2 * count)
-    if auto not in ("NOTSET", "VALID", "SAME_UPPER", "SAME_LOWER"):
-        raise n.refused("auto_pad is unknown", "NOTSET, VALID, SAME_UPPER or SAME_LOWER", auto)
     low, high, extra = list(pads[:count]), list(pads[count:]), [0] * count
     rows = zip(spatial, window, strides, dilations, strict=True)
     for i, (cells, w, stride, dilation) in enumerate(rows):
@@ -311,14 +297,8 @@ def sliding(n: OnnxNode, spatial: tuple[int, ...], window: tuple[int, ...]) -> W
                 wanted = (positions - 1) * stride + reach - cells - low[i]
                 extra[i] = max(wanted - high[i], 0)
                 high[i] = max(wanted, 0)
-    return Window(
-        window=window,
-        strides=strides,
-        low=tuple(low),
-        high=tuple(high),
-        dilations=dilations,
-        extra=tuple(extra),
-    )
+    around = {"low": tuple(low), "high": tuple(high), "extra": tuple(extra)}
+    return Window(window, strides, dilations=dilations, **around)
 
 
 def add_bias(y: Value, bias: Value | None, e: Emitter) -> Value:
@@ -342,12 +322,7 @@ def add_bias(y: Value, bias: Value | None, e: Emitter) -> Value:
 def conv(n: OnnxNode, e: Emitter) -> Value:
     x, w = n[0], n[1]
     s = sliding(n, spatial_axes(x, n), w.type.shape[2:])
-    groups = n.attr("group", 1)
-    y = e(
-        t.Conv(
-            x, w, strides=s.strides, low=s.low, high=s.high, dilations=s.dilations, groups=groups
-        )
-    )
+    y = e(t.Conv(x, w, **s.slide, groups=n.attr("group", 1)))
     return add_bias(y, n.get(2), e)
 
 
@@ -400,10 +375,10 @@ def deform_conv(n: OnnxNode, e: Emitter) -> Value:
     x, w, offset, mask = n[0], n[1], n[2], n.get(4)
     spatial = spatial_axes(x, n)
     s = sliding(n, spatial, w.type.shape[2:])
-    extents = tuple(map(t.window_extent, spatial, *s[:5]))
+    extents = s.counts(spatial)
     batch, channels = x.type.shape[:2]
     groups, offset_groups = n.attr("group", 1), n.attr("offset_group", 1)
-    taps, points = prod(s.window), prod(extents)
+    taps, points = prod(s.sizes), prod(extents)
     deep = offset_groups * taps
     for v, depth in ((offset, deep * len(spatial)), (mask, deep)):
         expected = (batch, depth, *extents)
@@ -441,11 +416,11 @@ def max_pool(n: OnnxNode, e: Emitter) -> tuple[Value | None, ...]:
     x = n[0]
     spatial = spatial_axes(x, n)
     s = sliding(n, spatial, kernel_shape(n))
-    y = e(t.Pool("max", x, *s[:5])) if n.has_output(0) else None
+    y = e(t.Pool("max", x, s.sizes, **s.slide)) if n.has_output(0) else None
     if not n.has_output(1):
         return (y,)
     column_major = bool(n.attr("storage_order", 0))
-    winner = e(t.Pool("argmax", x, *s[:5], column_major=column_major))
+    winner = e(t.Pool("argmax", x, s.sizes, **s.slide, column_major=column_major))
     images = prod(x.type.shape[:2])
     if images > 1:
         start = TensorType((*x.type.shape[:2], *(1 for _ in spatial)), i64)
@@ -458,21 +433,17 @@ def max_pool(n: OnnxNode, e: Emitter) -> tuple[Value | None, ...]:
 
 
 def average_pool(n: OnnxNode, e: Emitter) -> Value:
-    return mean_pool(n, e, n[0])
-
-
-def mean_pool(n: OnnxNode, e: Emitter, x: Value) -> Value:
-    """The mean over the windows that the node describes, of `x`."""
+    x = n[0]
     s = sliding(n, spatial_axes(x, n), kernel_shape(n))
     include = bool(n.attr("count_include_pad", 0))
     extra = s.extra if include and any(s.extra) else ()
-    return e(t.Pool("mean", x, *s[:5], include_pad=include, extra=extra))
+    return e(t.Pool("mean", x, s.sizes, **s.slide, include_pad=include, extra=extra))
 
 
 def lp_pool(n: OnnxNode, e: Emitter) -> Value:
     x = n[0]
     s = sliding(n, spatial_axes(x, n), kernel_shape(n))
-    return e(t.Pool("lp", x, *s[:5], p=n.count("p", 2)))
+    return e(t.Pool("lp", x, s.sizes, **s.slide, p=n.count("p", 2)))
 
 
 def global_average_pool(n: OnnxNode, e: Emitter) -> Value:
@@ -523,19 +494,14 @@ def col2im(n: OnnxNode, e: Emitter) -> Value:
     block = n.ints(2, "the shape of the block")
     s = sliding(n, image, block)
     batch, depth, positions = x.type.shape
-    counts = tuple(map(t.window_extent, image, *s[:5]))
-    if prod(counts) != positions or depth % prod(block):
+    if prod(s.counts(image)) != positions or depth % prod(block):
         raise n.refused(
             "the shape of the input does not match image_shape and block_shape",
-            f"[N, C * {prod(block)}, {prod(counts)}]",
+            f"[N, C * {prod(block)}, {prod(s.counts(image))}]",
             x.type,
         )
     result = TensorType((batch, depth // prod(block), *image), x.type.dtype)
-    attrs = (
-        *(("image", image), ("block", block), ("counts", counts)),
-        *(("strides", s.strides), ("low", s.low), ("dilations", s.dilations)),
-    )
-    return e(t.Routine("col2im", (x,), (result,), attrs, work=x.type.size))
+    return column_image(e, x, image, s, result, x.type.size)
 
 
 CONVERTERS: dict[str, Converter] = {

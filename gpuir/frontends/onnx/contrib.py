@@ -20,10 +20,11 @@ from gpuir.frontends.idioms import (
     experts,
     part,
     reshaped,
+    softmax_from,
     split_heads,
     transposed,
 )
-from gpuir.frontends.onnx import contraction, layout, sampling
+from gpuir.frontends.onnx import contraction, layout, pointwise, sampling
 from gpuir.frontends.onnx.node import Converter, OnnxNode
 from gpuir.ir.errors import ModelError, nearest
 from gpuir.ir.graph import Value
@@ -81,15 +82,6 @@ def with_bias(n: OnnxNode, e: Emitter, fn: str) -> Value:
     return e.map(fn, plus(e, n[0], n.get(1)))
 
 
-def quick_gelu(n: OnnxNode, e: Emitter) -> Value:
-    """x * sigmoid(alpha * x)."""
-    alpha = float(n.attr("alpha", 1.702))
-    if alpha == 1:
-        return e.map("silu", n[0])
-    gate = e.map("sigmoid", e.map("mul", n[0], alpha))
-    return e.map("mul", n[0], gate)
-
-
 def bias_add(n: OnnxNode, e: Emitter) -> Value:
     return plus(e, n[0], n[1], n.get(2))
 
@@ -133,16 +125,13 @@ def kept_mask(n: OnnxNode, e: Emitter, type: TensorType) -> Value | None:
 def bias_softmax(n: OnnxNode, e: Emitter) -> Value:
     """softmax(data + bias) over all axes from `axis` on."""
     x, bias = n[0], n[1]
-    axis, shape = n.axis(x.type.rank, 1), x.type.shape
+    axis = n.axis(x.type.rank, 1)
     if not n.attr("is_inner_broadcast", 0) and bias.type.rank == x.type.rank:
         bias = reshaped(e, bias, (1,) * axis + bias.type.shape[axis:]) if bias.type.size == prod(
             bias.type.shape[axis:]
         ) else bias  # fmt: skip
     x = plus(e, x, bias)
-    if axis == x.type.rank - 1:
-        return e(t.Softmax(x, axis))
-    flat = e(t.Reshape(x, (prod(shape[:axis]), prod(shape[axis:]))))
-    return e(t.Reshape(e(t.Softmax(flat, 1)), shape))
+    return softmax_from(e, x, axis)
 
 
 def complex_product(n: OnnxNode, e: Emitter, conjugate: bool) -> Value:
@@ -325,7 +314,7 @@ def fused_conv(n: OnnxNode, e: Emitter, nhwc: bool) -> Value:
 def nhwc_max_pool(n: OnnxNode, e: Emitter) -> Value:
     x = channels_first(e, n[0])
     window = contraction.sliding(n, x.type.shape[2:], contraction.kernel_shape(n))
-    return channels_last(e, e(t.Pool("max", x, *window[:5])))
+    return channels_last(e, e(t.Pool("max", x, window.sizes, **window.slide)))
 
 
 def conv_transpose_dynamic_pads(n: OnnxNode, e: Emitter) -> Value:
@@ -339,9 +328,8 @@ def conv_transpose_dynamic_pads(n: OnnxNode, e: Emitter) -> Value:
 
 def cdist(n: OnnxNode, e: Emitter) -> Value:
     """The distance of each row of a to each row of b: |a|^2 - 2 a b' + |b|^2, and its root."""
-    a, b, metric = n[0], n[1], n.attr("metric", "sqeuclidean")
-    if metric not in ("euclidean", "sqeuclidean"):
-        raise n.refused("unknown metric", "euclidean or sqeuclidean", metric)
+    a, b = n[0], n[1]
+    metric = n.choice("metric", "sqeuclidean", ("euclidean", "sqeuclidean"))
     cross = e.map("mul", e(t.Matmul(a, e(t.Transpose(b, (1, 0))))), -2.0)
     rows, columns = (e(t.Reduce("sum", e.map("mul", v, v), (1,), keepdims=True)) for v in (a, b))
     square = plus(e, cross, rows, e(t.Transpose(columns, (1, 0))))
@@ -386,12 +374,11 @@ def mixture(
     fc1 or its second half, multiplies it."""
     x = n[0]
     (fc1, bias1), (fc2, bias2), (fc3, bias3) = layers
-    kind, fusion = str(n.attr("activation_type", "relu")), int(n.attr("swiglu_fusion", 0))
     fns = {"relu": "relu", "gelu": "gelu_tanh", "silu": "silu", "identity": "identity"}
     if n.attr("use_sparse_mixer", 0):
         raise n.refused("use_sparse_mixer is not supported", "0", "1")
-    if kind not in (*fns, "swiglu"):
-        raise n.refused("unknown activation", fix=nearest(kind, [*fns, "swiglu"]))
+    kind = n.choice("activation_type", "relu", (*fns, "swiglu"))
+    fusion = int(n.attr("swiglu_fusion", 0))
     if kind == "swiglu" and not fusion and fc3 is None:
         raise n.refused(
             "the activation swiglu needs the weights fc3", "fc3, or swiglu_fusion = 1 or 2"
@@ -548,11 +535,9 @@ def crop_and_resize(n: OnnxNode, e: Emitter) -> Value:
     crops' size. Work: as a bilinear resize, 8 a cell."""
     x, boxes, images = n[0], n[1], n[2]
     size = n.ints(3, "the size of the crops")
-    mode = n.attr("mode", "bilinear")
-    if mode not in ("bilinear", "nearest"):
-        raise n.refused("unknown mode", "bilinear or nearest", mode)
+    mode = n.choice("mode", "bilinear", ("bilinear", "nearest"))
     result = TensorType((boxes.type.shape[0], x.type.shape[1], *size), x.type.dtype)
-    attrs = (("size", size), ("mode", str(mode)), ("outside", n.attr("extrapolation_value", 0.0)))
+    attrs = (("size", size), ("mode", mode), ("outside", n.attr("extrapolation_value", 0.0)))
     work = 8 * result.size if mode == "bilinear" else 0
     return e(
         t.Routine(
@@ -588,9 +573,7 @@ def check_signal(n: OnnxNode) -> None:
 
 
 def ms_grid_sample(n: OnnxNode, e: Emitter) -> Value:
-    modes = {"bilinear": "bilinear", "bicubic": "bicubic", "nearest": "nearest"}
-    if n.attr("mode", "bilinear") not in modes:
-        raise n.refused("unknown mode", fix=nearest(str(n.attr("mode")), modes))
+    n.choice("mode", "bilinear", ("bilinear", "bicubic", "nearest"))
     return sampling.grid_sample(replace(n, domain="", version=16), e)
 
 
@@ -673,7 +656,7 @@ MICROSOFT: dict[str, Converter] = {
     "Gelu": partial(with_bias, fn="gelu"),
     "BiasGelu": partial(with_bias, fn="gelu"),
     "FastGelu": partial(with_bias, fn="gelu_tanh"),
-    "QuickGelu": quick_gelu,
+    "QuickGelu": partial(pointwise.swish, alpha=1.702),
     "BiasAdd": bias_add,
     "BiasSplitGelu": bias_split_gelu,
     "BiasDropout": bias_dropout,

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from gpuir.frontends.emit import Emitter, UnknownValue
+from gpuir.frontends.idioms import backwards
 from gpuir.frontends.onnx.node import Converter, OnnxNode
 from gpuir.frontends.onnx.sequence import Grown, Items, NotAppended, Row, taken, whole
 from gpuir.ir.errors import ModelError
@@ -457,8 +458,7 @@ class _Scan:
         """The collected slices, newest first if `reverse`, along `axis`."""
         shape, rank = x.type.shape, x.type.rank
         if reverse and shape[0] > 0:
-            starts = (shape[0] - 1, *(0,) * (rank - 1))
-            x = e(t.Slice(x, starts, shape, (-1, *(1,) * (rank - 1))))
+            x = backwards(e, x, 0)
         axis = self.n.from_front(axis, rank)
         if axis == 0:
             return x

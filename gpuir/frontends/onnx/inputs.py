@@ -8,13 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from gpuir.frontends.onnx.proto import (
-    Dim,
-    declared_type,
-    dim_names,
-    subgraphs,
-    text,
-)
+from gpuir.frontends.onnx.proto import Dim, declared_type, dim_names, subgraphs, text
 from gpuir.frontends.onnx.state import Load, Shapes
 from gpuir.frontends.onnx.walk import Walk
 from gpuir.ir.errors import ModelError, nearest
@@ -32,7 +26,7 @@ def define_inputs(load: Load, graph: GraphProto, walk: Walk) -> None:
         if is_weight and v.name not in load.values:
             continue
         if v.name in declared:
-            raise ModelError(f"two inputs have the name {v.name!r}", where=load.source.name)
+            raise load.source.refused(f"two inputs have the name {v.name!r}")
         try:
             declared[v.name] = declared_type(v.type, v.name)
         except ModelError as error:
@@ -40,10 +34,8 @@ def define_inputs(load: Load, graph: GraphProto, walk: Walk) -> None:
             raise
     for name in load.shapes:
         if name not in declared:
-            raise ModelError(
-                f"--input {name}: the model has no such input",
-                where=load.source.name,
-                fix=nearest(name, declared),
+            raise load.source.refused(
+                f"--input {name}: the model has no such input", fix=nearest(name, declared)
             )
     load.given_results = load.values.keys() - declared.keys()
     if not load.functions:
@@ -95,9 +87,8 @@ def bind(
     for name, n in load.dims.items():
         if name not in named | parts and name not in _dims_inside(graph):
             known = sorted(named)
-            raise ModelError(
+            raise load.source.refused(
                 f"--dims {name}={n}: the model has no such dimension",
-                where=load.source.name,
                 fix=nearest(name, known)
                 if known
                 else "the inputs' dimensions have no names: give --input NAME=1x3x224x224",
@@ -112,11 +103,10 @@ def bind(
         if min(shape, default=0) < 0:
             raise ModelError(f"--input {name}", expected="sizes of 0 or more", found=str(shape))
         if dims is not None and len(dims) != len(shape):
-            raise ModelError(
+            raise load.source.refused(
                 f"{option} {name}: the number of dimensions is wrong",
-                where=load.source.name,
-                expected=f"{len(dims)}: {shown}",
-                found=f"{len(shape)}: {list(shape)}",
+                f"{len(dims)}: {shown}",
+                f"{len(shape)}: {list(shape)}",
             )
         for axis, (dim, n) in enumerate(zip(dims or (), shape, strict=False)):
             known = load.extent(dim)
@@ -124,12 +114,11 @@ def bind(
                 load.symbols[dim] = n
             elif known is not None and known != n:
                 fixed = isinstance(dim, int)
-                raise ModelError(
+                raise load.source.refused(
                     f"{option} {name}: the size of axis {axis} is wrong",
-                    where=load.source.name,
-                    expected=f"{known}" + ("" if fixed else f", as {dim} is given elsewhere"),
-                    found=f"{n}",
-                    fix="this size is fixed in the model; export the model with a dynamic dimension"
+                    f"{known}" + ("" if fixed else f", as {dim} is given elsewhere"),
+                    n,
+                    "this size is fixed in the model; export the model with a dynamic dimension"
                     if fixed
                     else "",
                 )
@@ -167,14 +156,13 @@ def not_bound(
         pairs = ",".join(f"{name}={n}" for name, n in names.items())
         lines.insert(0, f"--dims {shlex.quote(pairs)}")
     shown = [f"{name}: {show_type(declared[name])}" for name in unbound]
-    return ModelError(
+    return load.source.refused(
         "the sizes of some input dimensions are not known",
-        where=load.source.name,
-        expected="an extent for each"
+        "an extent for each"
         + (f": {', '.join(names)}" if names else " ?")
         + (", and for each ?" if names and len(lines) > 1 else ""),
-        found="\n".join(shown[:20]),
-        fix=" ".join(lines[:20]) + "   (for example)",
+        "\n".join(shown[:20]),
+        " ".join(lines[:20]) + "   (for example)",
     )
 
 
@@ -182,9 +170,8 @@ def check_given(load: Load, unknown: Iterable[str]) -> None:
     """Refuses `values` for what the model neither takes nor computes."""
     for name in sorted(unknown):
         graph = load.source.model.graph
-        raise ModelError(
+        raise load.source.refused(
             f"--value {name}: the model has no such input and computes no such tensor",
-            where=load.source.name,
             fix=nearest(name, [*(v.name for v in graph.input), *sorted(computed_names(graph))]),
         )
 

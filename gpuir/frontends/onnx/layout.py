@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from gpuir.frontends.emit import Emitter
-from gpuir.frontends.idioms import cast, line, reshaped
+from gpuir.frontends.idioms import cast, line, reshaped, sliced, widened
 from gpuir.frontends.onnx.node import Converter, OnnxNode
-from gpuir.frontends.onnx.proto import Attributes, sparse_type, tensor_type
+from gpuir.frontends.onnx.proto import sparse_array, sparse_type, tensor_array, tensor_type
 from gpuir.interp import evaluate, to_numpy_dtype, to_type, wide
 from gpuir.ir.graph import Value
 from gpuir.ir.types import TensorType, f32, i64
@@ -108,7 +108,7 @@ def transpose(n: OnnxNode, e: Emitter) -> Value:
 
 def expand(n: OnnxNode, e: Emitter) -> Value:
     shape = t.broadcast(n[0].type.shape, n.ints(1, "its shape"))
-    return n[0] if shape == n[0].type.shape else e(t.Broadcast(n[0], shape))
+    return widened(e, n[0], shape)
 
 
 def tile(n: OnnxNode, e: Emitter) -> Value:
@@ -172,15 +172,6 @@ def split(n: OnnxNode, e: Emitter) -> Results:
     )
 
 
-def sliced(e: Emitter, x: Value, cuts: dict[int, tuple[int, int, int]]) -> Value:
-    """x cut to (start, size, step) along some axes."""
-    rows = [cuts.get(i, (0, extent, 1)) for i, extent in enumerate(x.type.shape)]
-    if all(row == (0, extent, 1) for row, extent in zip(rows, x.type.shape, strict=True)):
-        return x
-    starts, sizes, steps = (tuple(column) for column in zip(*rows, strict=True))
-    return e(t.Slice(x, starts, sizes, steps))
-
-
 def slice_(n: OnnxNode, e: Emitter) -> Value:
     """Bounds count from the end when negative, and are clamped; Python's slices."""
     shape = n[0].type.shape
@@ -207,7 +198,7 @@ PAD_MODES = ("constant", "edge", "reflect", "wrap")
 
 
 def pad(n: OnnxNode, e: Emitter) -> Value:
-    x, mode = n[0], n.attr("mode", "constant")
+    x, mode = n[0], n.choice("mode", "constant", PAD_MODES)
     rank = x.type.rank
     pads = attr_or_ints(n, "pads", 1) or ()
     axes = axes_of(n, 3, rank) if n.get(3) is not None else tuple(range(rank))
@@ -219,8 +210,6 @@ def pad(n: OnnxNode, e: Emitter) -> Value:
             "padding after each",
             list(pads),
         )
-    if mode not in PAD_MODES:
-        raise n.refused("the mode is unknown", ", ".join(PAD_MODES), mode)
     before, after = dict(zip(axes, pads, strict=False)), dict(zip(axes, pads[len(axes) :]))
     low, high = (tuple(side.get(i, 0) for i in range(rank)) for side in (before, after))
     if not any(low) and not any(high):
@@ -317,10 +306,7 @@ def gather_nd(n: OnnxNode, e: Emitter) -> Value:
 
 
 def _combine(n: OnnxNode) -> t.Combine:
-    how: Any = n.attr("reduction", "none")
-    if how not in ("none", "add", "mul", "min", "max"):
-        raise n.refused("the reduction is unknown", "none, add, mul, min or max", how)
-    return how
+    return n.choice("reduction", "none", ("none", "add", "mul", "min", "max"))
 
 
 def scatter_elements(n: OnnxNode, e: Emitter) -> Value:
@@ -439,23 +425,23 @@ def range_(n: OnnxNode, e: Emitter) -> Value:
 
 
 def constant(n: OnnxNode, e: Emitter) -> Value:
-    """The numbers of `value` and `sparse_value` are not read before somebody asks."""
-    attrs = n.attrs
-    for form, dtype in (("float", f32), ("int", i64)):
-        for name in (f"value_{form}", f"value_{form}s"):
-            if name in attrs:
-                return e.constant(attrs[name], dtype)
-    if isinstance(attrs, Attributes):
-        if (proto := attrs.proto("value")) is not None:
-            return e.lazy(tensor_type(proto.t), lambda: attrs["value"])
-        if (proto := attrs.proto("sparse_value")) is not None:
-            return e.lazy(sparse_type(proto.sparse_tensor), lambda: attrs["sparse_value"])
-    for name in ("value", "sparse_value"):
-        if name in attrs:
-            return e.constant(attrs[name])
+    """The numbers of a tensor are not read before somebody asks."""
+    attrs: Any = n.attrs
+    source = n.walk.load.source
+    if len(values := [name for name in attrs if "value" in name]) > 1:
+        raise n.refused("there is more than one value", "one", ", ".join(values))
+    if (a := attrs.proto("value")) is not None:
+        return e.weight(tensor_type(a.t), lambda: tensor_array(a.t, source), n.name)
+    if (a := attrs.proto("sparse_value")) is not None:
+        sparse = a.sparse_tensor
+        return e.weight(sparse_type(sparse), lambda: sparse_array(sparse, source), n.name)
+    for key, dtype in (("value_float", f32), ("value_int", i64)):
+        for attribute in (key, key + "s"):
+            if attribute in attrs:
+                return e.constant(attrs[attribute], dtype, n.name)
     raise n.refused(
-        "the value is not a tensor of numbers",
-        "one of value, value_float, value_int, value_floats, value_ints",
+        "the node holds no numbers",
+        "value, value_int(s) or value_float(s)",
         ", ".join(attrs) or "no attribute",
     )
 

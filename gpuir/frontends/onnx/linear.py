@@ -9,7 +9,8 @@ from itertools import combinations
 import numpy as np
 
 from gpuir.frontends.emit import Emitter
-from gpuir.frontends.onnx.classic import as_f32, labels, second_class, transformed
+from gpuir.frontends.idioms import cast
+from gpuir.frontends.onnx.classic import labels, second_class, transformed
 from gpuir.frontends.onnx.node import Converter, OnnxNode
 from gpuir.ir.graph import Value
 from gpuir.ir.types import TensorType, f32, i64
@@ -21,7 +22,7 @@ LEAST = 1e-7  # of a probability, and as far from one is the largest
 
 def rows_of(n: OnnxNode, e: Emitter) -> Value:
     """The operand in f32; a vector counts as one row."""
-    x = as_f32(e, n[0])
+    x = cast(e, n[0], f32)
     return e(t.Reshape(x, (1, x.type.size))) if x.type.rank == 1 else x
 
 
@@ -99,9 +100,7 @@ def linear_classifier(n: OnnxNode, e: Emitter) -> tuple[Value, Value]:
 def kernel(n: OnnxNode, e: Emitter, x: Value, vectors: np.ndarray) -> Value:
     """How alike each row of x and each vector are: x.v; (gamma x.v + c) ** degree;
     exp(-gamma |x - v|^2); tanh(gamma x.v + c)."""
-    kind = n.attr("kernel_type", "LINEAR")
-    if kind not in KERNELS:
-        raise n.refused("kernel_type is unknown", ", ".join(KERNELS), kind)
+    kind = n.choice("kernel_type", "LINEAR", KERNELS)
     if kind == "LINEAR":
         return dot(e, x, vectors)
     gamma, c, degree = numbers(n, "kernel_params", 3)

@@ -10,11 +10,7 @@ from typing import TYPE_CHECKING, Any
 from gpuir.frontends.emit import Emitter, Scope, nested_too_deep
 from gpuir.frontends.model import Model, Weights
 from gpuir.frontends.onnx.inputs import check_given, define_inputs, show_type
-from gpuir.frontends.onnx.proto import (
-    declared_type,
-    open_model,
-    text,
-)
+from gpuir.frontends.onnx.proto import declared_type, open_model, text
 from gpuir.frontends.onnx.sequence import Items
 from gpuir.frontends.onnx.state import Load
 from gpuir.frontends.onnx.steps import domain_of
@@ -108,9 +104,8 @@ def run(load: Load) -> Model:
     check_trip_counts(load)
     check_given(load, load.given_results)
     if load.strict and load.opaque:
-        raise ModelError(
+        raise load.source.refused(
             "the model has operators that gpuir does not know",
-            where=load.source.name,
             found="\n".join(dict.fromkeys(load.opaque)),
             fix="without --strict, gpuir counts only the memory traffic of these operators",
         )
@@ -131,9 +126,8 @@ def run(load: Load) -> Model:
 def check_trip_counts(load: Load) -> None:
     for name in load.trip_counts:
         if name not in load.loops:
-            raise ModelError(
+            raise load.source.refused(
                 f"--trip-count {name}: the model has no such loop",
-                where=load.source.name,
                 fix=nearest(name, load.loops) if load.loops else "the model has no loops",
             )
 
@@ -144,7 +138,7 @@ def named_outputs(load: Load, graph: GraphProto, walk: Walk) -> tuple[Value, ...
     names = [v.name for v in graph.output]
     wanted = dict.fromkeys(names)
     if len(wanted) != len(names):
-        raise ModelError("two outputs have the same name", where=load.source.name)
+        raise load.source.refused("two outputs have the same name")
     renamed: dict[Value, Value] = {}
     outputs: dict[str, Value] = {}
     taken: set[Value] = set()
@@ -152,10 +146,9 @@ def named_outputs(load: Load, graph: GraphProto, walk: Walk) -> tuple[Value, ...
         name = v.name
         value = walk.value(name, f"{load.source.name}: output")
         if isinstance(value, Items):
-            raise ModelError(
+            raise load.source.refused(
                 f"the output {name!r} is a sequence",
-                where=load.source.name,
-                expected="tensors of numbers",
+                "tensors of numbers",
                 fix="change the model so that each item of the sequence is an output",
             )
         builder.locs = (walk.places.get(name, load.loc(name)),)

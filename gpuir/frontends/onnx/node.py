@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from math import isfinite
 from typing import Any
@@ -13,7 +13,7 @@ from gpuir.frontends.emit import Emitter, UnknownValue
 from gpuir.frontends.node import ModelNode
 from gpuir.frontends.onnx.proto import DTYPES
 from gpuir.interp import wide
-from gpuir.ir.errors import ModelError
+from gpuir.ir.errors import ModelError, nearest
 from gpuir.ir.graph import Value
 from gpuir.ir.types import DType
 
@@ -53,6 +53,15 @@ class OnnxNode(ModelNode):
                 expected=f"{_kind(default)}, like {default!r}",
                 found=f"{_kind(value)}: {value!r}"[:200],
             )
+        return value
+
+    def choice(self, name: str, default: str, allowed: Iterable[str]) -> Any:
+        """The attribute, one of the words that are `allowed`."""
+        value = self.attr(name, default)
+        if value not in allowed:
+            close = nearest(str(value), allowed)
+            fix = close if close.startswith("did you") else ""
+            raise self.refused(f"{name} is unknown", ", ".join(allowed), value, fix)
         return value
 
     def count(self, name: str, default: int | None = None) -> int:

@@ -6,9 +6,10 @@ from functools import partial, reduce
 from math import isfinite
 
 from gpuir.frontends.emit import Emitter, UnknownValue
+from gpuir.frontends.idioms import drawn, dropped
 from gpuir.frontends.onnx.node import Converter, OnnxNode
 from gpuir.ir.graph import Value
-from gpuir.ir.types import DType, TensorType, bool_, f32, i32, i64
+from gpuir.ir.types import DType, TensorType, bool_, f32, i32
 from gpuir.ops import tensor as t
 
 Results = tuple[Value | None, ...]
@@ -63,9 +64,7 @@ def power(n: OnnxNode, e: Emitter) -> Value:
 
 
 def bit_shift(n: OnnxNode, e: Emitter) -> Value:
-    direction = n.attr("direction", "")
-    if direction not in ("LEFT", "RIGHT"):
-        raise n.refused("the direction is unknown", "LEFT or RIGHT", direction)
+    direction = n.choice("direction", "", ("LEFT", "RIGHT"))
     return e.map(f"shift_{direction.lower()}", n[0], n[1])
 
 
@@ -138,27 +137,20 @@ def shrink(n: OnnxNode, e: Emitter) -> Value:
 
 def gelu(n: OnnxNode, e: Emitter) -> Value:
     fns = {"none": "gelu", "tanh": "gelu_tanh"}
-    how = n.attr("approximate", "none")
-    if how not in fns:
-        raise n.refused("the attribute approximate is unknown", "none or tanh", how)
-    return e.map(fns[how], n[0])
+    return e.map(fns[n.choice("approximate", "none", fns)], n[0])
 
 
-def swish_of(x: Value, alpha: float, e: Emitter) -> Value:
+def swish(n: OnnxNode, e: Emitter, alpha: float = 1.0) -> Value:
     """x * sigmoid(alpha * x)."""
+    x, alpha = n[0], float(n.attr("alpha", alpha))
     if alpha == 1:
         return e.map("silu", x)
-    gate = e.map("sigmoid", e.map("mul", x, alpha))
-    return e.map("mul", x, gate)
-
-
-def swish(n: OnnxNode, e: Emitter) -> Value:
-    return swish_of(n[0], n.attr("alpha", 1.0), e)
+    return e.map("mul", x, e.map("sigmoid", e.map("mul", x, alpha)))
 
 
 def swiglu(n: OnnxNode, e: Emitter) -> Value:
     """swish(a) * b."""
-    return e.map("mul", swish_of(n[0], n.attr("alpha", 1.0), e), n[1])
+    return e.map("mul", swish(n, e), n[1])
 
 
 # ---------------------------------------------------------------------------- tests
@@ -202,18 +194,13 @@ def bit_cast(n: OnnxNode, e: Emitter) -> Value:
 
 
 def random(
-    e: Emitter, n: OnnxNode, kind: str, type: TensorType, *args: Value, **attrs: float
+    n: OnnxNode, e: Emitter, kind: str, type: TensorType, *args: Value, **how: float
 ) -> Value:
-    """The routine `random`: never folded, as each run draws anew. `seed` is the model's, else 0."""
-    dtype = {"keep": bool_, "bernoulli": bool_, "multinomial": i64}.get(kind, f32)
+    """Drawn with the model's own seed, else 0."""
     seed = n.attr("seed", 0.0)
     if not isfinite(seed):
         raise n.refused("the seed must be a finite number", found=seed)
-    settings = (("kind", kind), ("seed", int(seed)), ("shape", type.shape))
-    gives = (TensorType(type.shape, dtype),)
-    op = t.Routine("random", args, gives, (*settings, *attrs.items()), work=type.size)
-    drawn = e(op, fold=False)
-    return drawn if dtype == type.dtype else e(t.Cast(drawn, type.dtype))
+    return drawn(e, kind, type, *args, seed=int(seed), **how)
 
 
 def _setting(n: OnnxNode, i: int, what: str, default: float) -> float:
@@ -236,9 +223,8 @@ def dropout(n: OnnxNode, e: Emitter) -> Results:
     mask_type = TensorType(x.type.shape, bool_ if n.version >= 10 else x.type.dtype)
     if not training or ratio == 0:
         return x, e.fill(1, mask_type, "mask") if n.has_output(1) else None
-    mask = random(e, n, "keep", mask_type, ratio=ratio)
-    scaled = e.map("mul", x, 1 / (1 - ratio))
-    return e.map("where", mask, scaled, e.constant(0, x.type.dtype)), mask
+    mask = random(n, e, "keep", mask_type, ratio=ratio)
+    return dropped(e, x, mask, ratio), mask
 
 
 def drawn_type(n: OnnxNode, like: Value | None) -> TensorType:
@@ -249,22 +235,22 @@ def drawn_type(n: OnnxNode, like: Value | None) -> TensorType:
 
 def random_normal(n: OnnxNode, e: Emitter) -> Value:
     settings = {"mean": n.attr("mean", 0.0), "scale": n.attr("scale", 1.0)}
-    return random(e, n, "normal", drawn_type(n, n.get(0)), **settings)
+    return random(n, e, "normal", drawn_type(n, n.get(0)), **settings)
 
 
 def random_uniform(n: OnnxNode, e: Emitter) -> Value:
     settings = {"low": n.attr("low", 0.0), "high": n.attr("high", 1.0)}
-    return random(e, n, "uniform", drawn_type(n, n.get(0)), **settings)
+    return random(n, e, "uniform", drawn_type(n, n.get(0)), **settings)
 
 
 def bernoulli(n: OnnxNode, e: Emitter) -> Value:
-    return random(e, n, "bernoulli", drawn_type(n, n[0]), n[0])
+    return random(n, e, "bernoulli", drawn_type(n, n[0]), n[0])
 
 
 def multinomial(n: OnnxNode, e: Emitter) -> Value:
     """Class numbers drawn from the unnormalised log-probabilities of each row."""
     shape = (n[0].type.shape[0], n.attr("sample_size", 1))
-    return random(e, n, "multinomial", TensorType(shape, n.dtype("dtype", i32)), n[0])
+    return random(n, e, "multinomial", TensorType(shape, n.dtype("dtype", i32)), n[0])
 
 
 # ---------------------------------------------------------------------------- optimizers

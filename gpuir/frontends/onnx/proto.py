@@ -73,6 +73,13 @@ class OpenedModel:
     data: memoryview | None  # the whole file, for tensors that were skimmed
     folder: Path | None  # where external data lies
 
+    def refused(
+        self, what: str, expected: object = "", found: object = "", fix: str = ""
+    ) -> ModelError:
+        """The error for a model that cannot be read, under its name."""
+        said = {"expected": str(expected), "found": str(found), "fix": fix}
+        return ModelError(what, where=self.name, **said)
+
 
 # ---------------------------------------------------------------------------- opening
 
@@ -361,11 +368,10 @@ def _external(
                 found=f"{size} bytes in all",
             )
         if int(entries.get("length") or type.nbytes) != type.nbytes:
-            raise ModelError(
+            raise source.refused(
                 f"the stored length of tensor {name!r} does not match its type",
-                where=source.name,
-                expected=f"{type}: {type.nbytes} bytes",
-                found=f"length {entries['length'][:40]} of {location}",
+                f"{type}: {type.nbytes} bytes",
+                f"length {entries['length'][:40]} of {location}",
             )
         if not type.nbytes:
             return np.zeros(0, np.uint8)

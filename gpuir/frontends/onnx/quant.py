@@ -19,15 +19,18 @@ where sums over known weights fold.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import prod
 
 import numpy as np
 
 from gpuir.frontends.emit import Emitter
 from gpuir.frontends.idioms import (
+    as_in_numpy,
     cast,
     channels_first,
     channels_last,
+    first_cells,
     product,
     reshaped,
 )
@@ -120,7 +123,7 @@ class Blocks:
         wide = (*shape[: a + 1], self.size, *shape[a + 1 :])
         v = e(t.Broadcast(v, wide), fold=False)
         v = e(t.Reshape(v, (*shape[:a], shape[a] * self.size, *shape[a + 1 :])))
-        return e(t.Slice(v, (0,) * self.x.rank, self.x.shape, (1,) * self.x.rank))
+        return first_cells(e, v, self.x.shape)
 
     def join(self, y: Value) -> Value:
         return y if y.type.shape == self.x.shape else self.e(t.Reshape(y, self.x.shape))
@@ -208,9 +211,7 @@ def quantize_linear(n: OnnxNode, e: Emitter) -> Value:
     if zero_point is not None:
         if named is not None and named != zero_point.type.dtype:
             raise n.refused(
-                "output_dtype is not the type of the zero point",
-                zero_point.type.dtype,
-                named,
+                "output_dtype is not the type of the zero point", zero_point.type.dtype, named
             )
         named = zero_point.type.dtype
     axis = 0 if scale.type.size == 1 and scale.type.rank <= 1 else n.axis(x.type.rank, 1)
@@ -282,34 +283,28 @@ def matmul_integer(
 ) -> Value:
     """sum over k of (a[.., m, k] - za) * (b[.., k, n] - zb), exactly, as numpy's matmul takes 1-D
     operands. za is a scalar or one a row, zb a scalar or one a column."""
-    vector_a, vector_b = a.type.rank == 1, b.type.rank == 1
-    if vector_a:
-        a = e(t.Reshape(a, (1, *a.type.shape)))
-    if vector_b:
-        b = e(t.Reshape(b, (*b.type.shape, 1)))
-    b, zb = recentred(e, b, zb)
-    acc = accumulator_of(a, b)
-    y = e(t.Matmul(a, b, acc))
-    k = a.type.shape[-1]
-    za, zb = offset(e, za), offset(e, zb)
-    zb = None if zb is None else cast(e, zb, acc)
-    if za is not None:
-        za = cast(e, za, acc)
-        if za.type.rank == 1 and za.type.size > 1:
-            za = e(t.Reshape(za, (za.type.size, 1)))
-        columns = total(e, b, b.type.rank - 2, acc)
-        if zb is not None:
-            columns = e.map("sub", columns, e.map("mul", zb, k))
-        y = e.map("sub", y, e.map("mul", columns, za))
-    if zb is not None:
-        rows = total(e, a, a.type.rank - 1, acc)
-        y = e.map("sub", y, e.map("mul", rows, zb))
-    shape = y.type.shape
-    if vector_a:
-        shape = (*shape[:-2], shape[-1])
-    if vector_b:
-        shape = shape[:-1]
-    return y if shape == y.type.shape else e(t.Reshape(y, shape))
+
+    def multiply(a: Value, b: Value) -> Value:
+        b, zeros_b = recentred(e, b, zb)
+        acc = accumulator_of(a, b)
+        y = e(t.Matmul(a, b, acc))
+        k = a.type.shape[-1]
+        zeros_a, zeros_b = offset(e, za), offset(e, zeros_b)
+        zeros_b = None if zeros_b is None else cast(e, zeros_b, acc)
+        if zeros_a is not None:
+            zeros_a = cast(e, zeros_a, acc)
+            if zeros_a.type.rank == 1 and zeros_a.type.size > 1:
+                zeros_a = e(t.Reshape(zeros_a, (zeros_a.type.size, 1)))
+            columns = total(e, b, b.type.rank - 2, acc)
+            if zeros_b is not None:
+                columns = e.map("sub", columns, e.map("mul", zeros_b, k))
+            y = e.map("sub", y, e.map("mul", columns, zeros_a))
+        if zeros_b is not None:
+            rows = total(e, a, a.type.rank - 1, acc)
+            y = e.map("sub", y, e.map("mul", rows, zeros_b))
+        return y
+
+    return as_in_numpy(e, a, b, multiply)
 
 
 def matmul_integer_op(n: OnnxNode, e: Emitter) -> Value:
@@ -321,20 +316,16 @@ def conv_integer(
 ) -> Value:
     """The convolution of x - zx with w - zw in i32, exactly. Padding is zero of x - zx: where zx is
     not zero, x is padded with it beforehand."""
-    _, strides, low, high, dilations, _ = sliding(n, spatial_axes(x, n), w.type.shape[2:])
+    s = sliding(n, spatial_axes(x, n), w.type.shape[2:])
     groups = n.attr("group", 1)
     spatial = x.type.rank - 2
     w, zw = recentred(e, w, zw)
     acc = accumulator_of(x, w)
     zx, zw = offset(e, zx), offset(e, zw)
-    if zx is not None and any((*low, *high)):
-        x = e(t.Pad(x, (0, 0, *low), (0, 0, *high), reshaped(e, zx, ())))
-        low = high = (0,) * spatial
-    y = e(
-        t.Conv(
-            x, w, strides=strides, low=low, high=high, dilations=dilations, groups=groups, dtype=acc
-        )
-    )
+    if zx is not None and any((*s.low, *s.high)):
+        x = e(t.Pad(x, (0, 0, *s.low), (0, 0, *s.high), reshaped(e, zx, ())))
+        s = replace(s, low=(0,) * spatial, high=(0,) * spatial)
+    y = e(t.Conv(x, w, **s.slide, groups=groups, dtype=acc))
     per_channel = (w.type.shape[0], *(1,) * spatial)
     if zw is not None:
         zw = cast(e, zw, acc)
@@ -349,18 +340,7 @@ def conv_integer(
         y = e.map("sub", y, e.map("mul", sums, zx))
     if zw is not None:
         ones = e.fill(1, TensorType((groups, *w.type.shape[1:]), w.type.dtype))
-        sums = e(
-            t.Conv(
-                x,
-                ones,
-                strides=strides,
-                low=low,
-                high=high,
-                dilations=dilations,
-                groups=groups,
-                dtype=acc,
-            )
-        )
+        sums = e(t.Conv(x, ones, **s.slide, groups=groups, dtype=acc))
         if groups > 1:
             batch, channels, *rest = y.type.shape
             sums = e(t.Reshape(sums, (batch, groups, 1, *rest)))

@@ -6,9 +6,8 @@ Weights packed several numbers to a byte become tensors of narrow dtypes, which 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
-from math import prod
 
 import numpy as np
 
@@ -17,20 +16,25 @@ from gpuir.frontends.idioms import (
     cast,
     channels_first,
     channels_last,
+    first_cells,
+    matrix_product,
     product,
+    softmax_from,
 )
-from gpuir.frontends.onnx.contraction import mean_pool
+from gpuir.frontends.onnx import contraction, pointwise, reduction
 from gpuir.frontends.onnx.contrib import mask_lengths, mixture
 from gpuir.frontends.onnx.node import Converter, OnnxNode
 from gpuir.frontends.onnx.quant import (
     Blocks,
     dequantize,
+    dequantize_linear,
     dynamic_quantize,
     matmul_integer,
     matmul_to_float,
     offset,
     qlinear_conv,
     quantize,
+    quantize_linear,
     requantize,
 )
 from gpuir.interp import to_numpy_dtype
@@ -44,20 +48,6 @@ PACKED = {4: u4, 2: u2}  # the dtype of numbers packed so many bits each
 
 
 # ---------------------------------------------------------------------------- 8 bits
-
-
-def ms_axis(n: OnnxNode, x: Value, scale: Value) -> int:
-    return 0 if scale.type.size == 1 else n.axis(x.type.rank, 1)
-
-
-def ms_quantize_linear(n: OnnxNode, e: Emitter) -> Value:
-    zero_point = n.get(2)
-    dtype = zero_point.type.dtype if zero_point is not None else u8
-    return quantize(e, n[0], n[1], zero_point, dtype, ms_axis(n, n[0], n[1]))
-
-
-def ms_dequantize_linear(n: OnnxNode, e: Emitter) -> Value:
-    return dequantize(e, n[0], n[1], n.get(2), ms_axis(n, n[0], n[1]))
 
 
 def matmul_integer_to_float(n: OnnxNode, e: Emitter) -> Value:
@@ -96,45 +86,26 @@ def qlinear_binary(n: OnnxNode, e: Emitter, fn: str) -> Value:
     return quantize(e, y, n[6], n.get(7), n[0].type.dtype)
 
 
-def qlinear_unary(
-    n: OnnxNode, e: Emitter, fn: Callable[[OnnxNode, Emitter, Value], Value]
-) -> Value:
+def qlinear_unary(n: OnnxNode, e: Emitter, fn: Converter) -> Value:
     """x, x_scale, x_zero_point, y_scale, y_zero_point: `fn` in float between the two forms."""
     x = n[0]
     last = bool(n.attr("channels_last", 0))
     if last:
         x = channels_first(e, x)
-    y = fn(n, e, dequantize(e, x, n[1], n.get(2)))
+    y = fn(replace(n, inputs=(dequantize(e, x, n[1], n.get(2)),)), e)
+    assert isinstance(y, Value)
     y = quantize(e, y, n[3], n.get(4), x.type.dtype)
     return channels_last(e, y) if last else y
 
 
-def sigmoid(n: OnnxNode, e: Emitter, x: Value) -> Value:
-    return e.map("sigmoid", x)
+sigmoid = partial(pointwise.elementwise, fn="sigmoid")
+leaky_relu = partial(pointwise.with_settings, fn="leaky_relu", alpha=0.01)
 
 
-def leaky_relu(n: OnnxNode, e: Emitter, x: Value) -> Value:
-    return e.map("leaky_relu", x, float(n.attr("alpha", 0.01)))
-
-
-def softmax(n: OnnxNode, e: Emitter, x: Value) -> Value:
+def softmax(n: OnnxNode, e: Emitter) -> Value:
     """Below opset 13 of its own attribute, over all axes from `axis` on."""
-    axis = n.axis(x.type.rank, -1)
-    if n.attr("opset", 13) >= 13 or axis == x.type.rank - 1:
-        return e(t.Softmax(x, axis))
-    shape = x.type.shape
-    flat = e(t.Reshape(x, (prod(shape[:axis]), prod(shape[axis:]))))
-    return e(t.Reshape(e(t.Softmax(flat, 1)), shape))
-
-
-def global_average(n: OnnxNode, e: Emitter, x: Value) -> Value:
-    return e(t.Reduce("mean", x, tuple(range(2, x.type.rank)), keepdims=True))
-
-
-def reduce_mean(n: OnnxNode, e: Emitter, x: Value) -> Value:
-    rank = x.type.rank
-    axes = tuple(sorted(n.from_front(a, rank) for a in n.attr("axes", tuple(range(rank)))))
-    return e(t.Reduce("mean", x, axes, keepdims=bool(n.attr("keepdims", 1))))
+    x, axis = n[0], n.axis(n[0].type.rank, -1)
+    return e(t.Softmax(x, axis)) if n.attr("opset", 13) >= 13 else softmax_from(e, x, axis)
 
 
 def qlinear_concat(n: OnnxNode, e: Emitter) -> Value:
@@ -186,9 +157,7 @@ def qgemm(n: OnnxNode, e: Emitter) -> Value:
 
 
 def reduce_sum_integer(n: OnnxNode, e: Emitter) -> Value:
-    rank = n[0].type.rank
-    axes = tuple(sorted(n.from_front(a, rank) for a in n.attr("axes")))
-    return e(t.Reduce("sum", cast(e, n[0], i32), axes, keepdims=bool(n.attr("keepdims", 1))))
+    return reduction.reduction(replace(n, inputs=(cast(e, n[0], i32),)), e, "sum")
 
 
 def qembed_layer_normalization(n: OnnxNode, e: Emitter) -> Results:
@@ -275,18 +244,13 @@ def matmul_nbits(n: OnnxNode, e: Emitter) -> Value:
     zero_point = n.get(3)
     if zero_point is not None and not zero_point.type.dtype.is_float:
         zero_point = unpacked(e, zero_point, bits)
-        *_, last = zero_point.type.shape
         if zero_point.type.rank == 1:
-            last = zero_point.type.size // rows
-            zero_point = e(t.Reshape(zero_point, (rows, last)))
-        if last != blocks:
-            whole = t.Slice(zero_point, (0, 0), (rows, blocks), (1, 1))
-            zero_point = e(whole)
+            zero_point = e(t.Reshape(zero_point, (rows, zero_point.type.size // rows)))
+        zero_point = first_cells(e, zero_point, (rows, blocks))
     scales = e(t.Reshape(scales, (rows, blocks)))
     w = e(t.Reshape(of_blocks(e, w, scales, zero_point, bits, dtype), (rows, blocks * block)))
-    if blocks * block != k:
-        w = e(t.Slice(w, (0, 0), (rows, k), (1, 1)))
-    y = times(e, a, e(t.Transpose(w, (1, 0))))
+    w = first_cells(e, w, (rows, k))
+    y = matrix_product(e, a, e(t.Transpose(w, (1, 0))))
     bias = n.get(5)
     return y if bias is None else e.map("add", y, bias)
 
@@ -322,8 +286,7 @@ def quantised_experts(n: OnnxNode, e: Emitter) -> Value:
         "fp4": expert_f4_weight,
         "nvfp4": expert_f4_weight,
     }
-    if (kind := str(n.attr("quant_type", "int"))) not in layers:
-        raise n.refused("quant_type is not supported", ", ".join(layers), kind)
+    kind = n.choice("quant_type", "int", layers)
     k = int(n.attr("k", 1))
     best, which = e.add(t.TopK(n[1], k, 1))
     if (own := n.get(14)) is None:
@@ -333,15 +296,14 @@ def quantised_experts(n: OnnxNode, e: Emitter) -> Value:
         if n.attr("normalize_routing_weights", 0):
             total = e(t.Reduce("sum", shares, (1,), keepdims=True))
             shares = e.map("div", shares, total)
-    fc1, fc2, fc3 = ((layers[kind](n, e, i), n.get(4 + 3 * i)) for i in range(3))
+    stored = (n[2], n[5], n.get(8))
+    matrices = (None if v is None else layers[kind](n, e, i, v) for i, v in enumerate(stored))
+    fc1, fc2, fc3 = ((w, n.get(4 + 3 * i)) for i, w in enumerate(matrices))
     return mixture(n, e, which, shares, (fc1, fc2, fc3))
 
 
-def expert_weight(n: OnnxNode, e: Emitter, i: int) -> Value | None:
+def expert_weight(n: OnnxNode, e: Emitter, i: int, packed: Value) -> Value:
     """Layer i of all experts from its packed numbers: a scale a row, or a block of a row."""
-    packed = n[2 + 3 * i] if i < 2 else n.get(8)
-    if packed is None:
-        return None
     scales, zero_point = n[3 + 3 * i], n.get(11 + i)
     bits = int(n.attr(f"fc{i + 1}_expert_weight_bits", 0) or n.attr("expert_weight_bits", 4))
     codes = unpacked(e, packed, bits)
@@ -351,19 +313,15 @@ def expert_weight(n: OnnxNode, e: Emitter, i: int) -> Value | None:
     if zero_point is not None:
         zero_point = unpacked(e, zero_point, bits)
         each = (experts, rows, blocks) if zero_point.type.rank == 3 else (experts, rows)
-        whole = t.Slice(zero_point, (0,) * len(each), each, (1,) * len(each))
-        zero_point = e(whole)
+        zero_point = e(t.Slice(zero_point, (0,) * len(each), each, (1,) * len(each)))
         zero_point = e(t.Reshape(zero_point, (experts, rows, blocks)))
     scales = e(t.Reshape(scales, (experts, rows, blocks)))
     w = of_blocks(e, codes, scales, zero_point, bits, n[0].type.dtype)
     return e(t.Reshape(w, (experts, rows, cells)))
 
 
-def expert_f8_weight(n: OnnxNode, e: Emitter, i: int) -> Value | None:
+def expert_f8_weight(n: OnnxNode, e: Emitter, i: int, stored: Value) -> Value:
     """Layer i of all experts from its f8 numbers: a scale an expert, or a square block."""
-    stored = n[2 + 3 * i] if i < 2 else n.get(8)
-    if stored is None:
-        return None
     block, dtype = int(n.attr("block_size", 0)), n[0].type.dtype
     w = e(t.Cast(stored, dtype), fold=False)
     experts, rows, cells = stored.type.shape
@@ -381,11 +339,8 @@ def expert_f8_weight(n: OnnxNode, e: Emitter, i: int) -> Value | None:
     return e(t.Reshape(e.map("mul", w, scales), (experts, rows, cells)))
 
 
-def expert_f4_weight(n: OnnxNode, e: Emitter, i: int) -> Value | None:
+def expert_f4_weight(n: OnnxNode, e: Emitter, i: int, packed: Value) -> Value:
     """Layer i of all experts from its f4e2m1 numbers: a scale a block of a row, one an expert."""
-    packed = n[2 + 3 * i] if i < 2 else n.get(8)
-    if packed is None:
-        return None
     scales, dtype = n[3 + 3 * i], n[0].type.dtype
     codes = e(t.Bitcast(unpacked(e, packed, 4), f4e2m1))
     experts, rows, cells = codes.type.shape
@@ -404,14 +359,6 @@ def global_scale(n: OnnxNode, e: Emitter, i: int, axes: int) -> Value:
     scale = n[15 + i]
     shape = (scale.type.size, *(1,) * axes)
     return e(t.Reshape(cast(e, scale, n[0].type.dtype), shape))
-
-
-def times(e: Emitter, a: Value, b: Value) -> Value:
-    """a [.., k] by b [k, n], whatever a's rank."""
-    if a.type.rank != 1:
-        return e(t.Matmul(a, b))
-    row = e(t.Reshape(a, (1, a.type.size)))
-    return e(t.Reshape(e(t.Matmul(row, b)), (b.type.shape[-1],)))
 
 
 NF4 = (  # the 4-bit normal float code book: Dettmers et al., QLoRA, 2023, appendix E
@@ -455,7 +402,7 @@ def matmul_bnb4(n: OnnxNode, e: Emitter) -> Value:
     w = e(t.Reshape(w, (rows, k)))
     if n.attr("transB", 1):
         w = e(t.Transpose(w, (1, 0)))
-    return times(e, a, w)
+    return matrix_product(e, a, w)
 
 
 def gather_block_quantized(n: OnnxNode, e: Emitter) -> Value:
@@ -469,9 +416,7 @@ def gather_block_quantized(n: OnnxNode, e: Emitter) -> Value:
     block = n.attr("block_size", 128) or data.type.shape[blocked]
     if packed and zero_point is not None and bits != 8:
         zero_point = unpacked(e, zero_point, bits)
-        if zero_point.type.shape != scales.type.shape:
-            whole = t.Slice(zero_point, (0,) * rank, scales.type.shape, (1,) * rank)
-            zero_point = e(whole)
+        zero_point = first_cells(e, zero_point, scales.type.shape)
     if taken == blocked:
         raise n.refused(
             "gather_axis and quantize_axis must differ", "two different axes", f"both {taken}"
@@ -510,8 +455,8 @@ def block_dequantize(
 CONVERTERS: dict[str, Converter] = {
     f"com.microsoft::{name}": converter
     for name, converter in {
-        "QuantizeLinear": ms_quantize_linear,
-        "DequantizeLinear": ms_dequantize_linear,
+        "QuantizeLinear": quantize_linear,
+        "DequantizeLinear": dequantize_linear,
         "MatMulIntegerToFloat": matmul_integer_to_float,
         "DynamicQuantizeMatMul": dynamic_quantize_matmul,
         "MatMulInteger16": matmul_integer16,
@@ -522,9 +467,9 @@ CONVERTERS: dict[str, Converter] = {
         "QLinearSigmoid": partial(qlinear_unary, fn=sigmoid),
         "QLinearLeakyRelu": partial(qlinear_unary, fn=leaky_relu),
         "QLinearSoftmax": partial(qlinear_unary, fn=softmax),
-        "QLinearGlobalAveragePool": partial(qlinear_unary, fn=global_average),
-        "QLinearAveragePool": partial(qlinear_unary, fn=mean_pool),
-        "QLinearReduceMean": partial(qlinear_unary, fn=reduce_mean),
+        "QLinearGlobalAveragePool": partial(qlinear_unary, fn=contraction.global_average_pool),
+        "QLinearAveragePool": partial(qlinear_unary, fn=contraction.average_pool),
+        "QLinearReduceMean": partial(qlinear_unary, fn=partial(reduction.reduction, fn="mean")),
         "QLinearConcat": qlinear_concat,
         "QLinearWhere": qlinear_where,
         "QLinearConv": qlinear_conv,

@@ -2,27 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
 from gpuir.frontends.emit import Emitter
-from gpuir.frontends.idioms import transposed
+from gpuir.frontends.idioms import joined, part, pick, transposed
 from gpuir.frontends.onnx.node import Converter, OnnxNode
 from gpuir.frontends.recurrence import (
     Activation,
     Cell,
     Direction,
     Weights,
+    columns,
     gru_cell,
     lstm_cell,
-    part,
     rnn_cell,
 )
 from gpuir.ir.errors import nearest
 from gpuir.ir.graph import Value
 from gpuir.ir.types import TensorType, i64
 from gpuir.ops import tensor as t
+
+Results = tuple[Value | None, ...]
 
 # alpha and beta where the model gives none; an activation takes only those it has
 DEFAULTS: dict[str, tuple[float, ...]] = {
@@ -98,26 +100,16 @@ def activations(n: OnnxNode, default: tuple[str, ...], directions: int) -> list[
     return [functions[i : i + width] for i in range(0, len(functions), width)]
 
 
-def pick(x: Value, index: int, axis: int, e: Emitter) -> Value:
-    """x[.., index, ..], the axis gone."""
-    shape = x.type.shape
-    if shape[axis] > 1:
-        starts = tuple(index if i == axis else 0 for i in range(len(shape)))
-        sizes = tuple(1 if i == axis else n for i, n in enumerate(shape))
-        x = e(t.Slice(x, starts, sizes, (1,) * len(shape)))
-    return e(t.Reshape(x, shape[:axis] + shape[axis + 1 :]))
-
-
 def weights(n: OnnxNode, direction: int, e: Emitter, reset_last: bool) -> Weights:
     """Everything but the recurrence is done for all time steps at once: X W + b, steps first."""
-    w, r = (pick(n[i], direction, 0, e) for i in (1, 2))
+    w, r = (pick(e, n[i], 0, direction) for i in (1, 2))
     gates = e(t.Matmul(n[0], transposed(e, w, (1, 0))))
     width, hidden = r.type.shape
     waits: Value | None = None
     bias = n.get(3)
     if bias is not None:
-        both = pick(bias, direction, 0, e)
-        ours, theirs = part(both, 0, width, e), part(both, 1, width, e)
+        both = pick(e, bias, 0, direction)
+        ours, theirs = (columns(e, both, i, width) for i in (0, 1))
         waits = theirs if reset_last else None
         bias = ours if reset_last else e.map("add", ours, theirs)
         gates = e.map("add", gates, bias)
@@ -125,11 +117,11 @@ def weights(n: OnnxNode, direction: int, e: Emitter, reset_last: bool) -> Weight
         gates = e(t.Transpose(gates, (1, 0, 2)))
     cut = (r,)
     if n.op == "GRU" and not reset_last:
-        cut = tuple(e(t.Slice(r, (i * hidden, 0), (m * hidden, hidden), (1, 1))) for i, m in CUTS)
+        cut = tuple(part(e, r, 0, i * hidden, m * hidden) for i, m in CUTS)
     peepholes: tuple[Value, ...] = ()
     if n.op == "LSTM" and (given := n.get(7)) is not None:
-        row = pick(given, direction, 0, e)
-        peepholes = tuple(part(row, i, hidden, e) for i in range(3))
+        row = pick(e, given, 0, direction)
+        peepholes = tuple(columns(e, row, i, hidden) for i in range(3))
     return Weights(gates, cut, waits, peepholes)
 
 
@@ -159,71 +151,80 @@ def check(n: OnnxNode, gates: int, directions: int) -> None:
 
 def convert(
     n: OnnxNode, e: Emitter, cell: Cell, gates: int, default: tuple[str, ...], states: int
-) -> tuple[Value | None, ...]:
+) -> Results:
     way = str(n.attr("direction", "forward")).lower()
     if way not in ("forward", "reverse", "bidirectional"):
         raise n.refused("direction is unknown", "forward, reverse or bidirectional", way)
     directions = 2 if way == "bidirectional" else 1
     check(n, gates, directions)
-    batch_first = bool(n.attr("layout", 0))
-    time, across = (1, 1) if batch_first else (0, 0)  # axes of X's steps, of the states' directions
+    time = 1 if n.attr("layout", 0) else 0  # the axis of X's steps, and of the states' directions
     batch, hidden = n[0].type.shape[1 - time], n[2].type.shape[-1]
     zero = e.fill(0, TensorType((batch, hidden), n[0].type.dtype))
-    lengths = n.get(4)
     known = n.known(4)
-    if known is not None and np.all(known >= n[0].type.shape[time]):
-        lengths = None
-    if lengths is not None:
-        lengths = e(t.Reshape(e(t.Cast(lengths, i64)), (batch, 1)))
-
+    whole = known is not None and np.all(known >= n[0].type.shape[time])
+    lengths = None if whole else column_of(e, n.get(4), batch)
     functions = activations(n, default, directions)
     reset_last = bool(n.attr("linear_before_reset", 0))
-    finals: list[tuple[Value, ...]] = []
-    shown: list[Value] = []
-    for d in range(directions):
-        given = (n.get(5 + i) for i in range(states))
-        init = tuple(zero if v is None else pick(v, d, across, e) for v in given)
-        reverse = way == "reverse" or d == 1
-        w = weights(n, d, e, reset_last)
-        direction = Direction(
-            cell=cell,
-            functions=functions[d],
-            weights=w,
-            init=init,
-            lengths=lengths,
-            reverse=reverse,
-        )
-        final, ys = direction.run(
-            f"{n.name}.{'reverse' if reverse else 'forward'}", n.has_output(0), e
-        )
-        finals.append(final)
-        shown += [] if ys is None else [e(t.Reshape(ys, (ys.type.shape[0], 1, batch, hidden)))]
 
-    y: Value | None = None
-    if n.has_output(0):
-        y = shown[0] if directions == 1 else e(t.Concat(tuple(shown), 1))
-        y = transposed(e, y, (2, 0, 1, 3)) if batch_first else y
-    results = [y]
-    for i in range(states):
-        if not n.has_output(1 + i):
-            results.append(None)
-            continue
+    def of(d: int) -> Way:
+        given = (n.get(5 + i) for i in range(states))
+        init = tuple(zero if v is None else pick(e, v, time, d) for v in given)
+        return cell, weights(n, d, e, reset_last), init
+
+    return in_directions(n, e, of, functions, lengths)
+
+
+def column_of(e: Emitter, lengths: Value | None, batch: int) -> Value | None:
+    """Where sequences end, as loops read it: [B, 1]."""
+    if lengths is None:
+        return None
+    return e(t.Reshape(e(t.Cast(lengths, i64)), (batch, 1)))
+
+
+Way = tuple[Cell, Weights, tuple[Value, ...]]  # through time: with the states that it starts from
+
+
+def in_directions(
+    n: OnnxNode,
+    e: Emitter,
+    of: Callable[[int], Way],
+    functions: Sequence[list[Activation]],
+    lengths: Value | None,
+) -> Results:
+    """The results of an operator that goes through time one way or both, the i-th as `of` says."""
+    ends: list[tuple[Value, ...]] = []
+    shown: list[Value] = []
+    for d, own in enumerate(functions):
+        cell, w, init = of(d)
+        reverse = d == 1 or str(n.attr("direction", "forward")).lower() == "reverse"
+        direction = Direction(cell, own, w, init, lengths=lengths, reverse=reverse)
+        name = f"{n.name}.{'reverse' if reverse else 'forward'}"
+        end, ys = direction.run(name, n.has_output(0), e)
+        ends.append(end)
+        if ys is not None:
+            steps, *rest = ys.type.shape
+            shown.append(e(t.Reshape(ys, (steps, 1, *rest))))
+    batch_first = bool(n.attr("layout", 0))
+    y = joined(e, shown, 1) if n.has_output(0) else None
+    results = [transposed(e, y, (2, 0, 1, 3)) if y is not None and batch_first else y]
+    for i, state in enumerate(ends[0]):
+        batch, hidden = state.type.shape
         shape = (batch, 1, hidden) if batch_first else (1, batch, hidden)
-        each = tuple(e(t.Reshape(final[i], shape)) for final in finals)
-        results.append(each[0] if directions == 1 else e(t.Concat(each, across)))
+        each = [e(t.Reshape(end[i], shape)) for end in ends] if n.has_output(1 + i) else []
+        results.append(joined(e, each, int(batch_first)) if each else None)
     return tuple(results)
 
 
-def rnn(n: OnnxNode, e: Emitter) -> tuple[Value | None, ...]:
+def rnn(n: OnnxNode, e: Emitter) -> Results:
     return convert(n, e, rnn_cell, gates=1, default=("tanh",), states=1)
 
 
-def gru(n: OnnxNode, e: Emitter) -> tuple[Value | None, ...]:
+def gru(n: OnnxNode, e: Emitter) -> Results:
     cell = gru_cell(bool(n.attr("linear_before_reset", 0)))
     return convert(n, e, cell, gates=3, default=("sigmoid", "tanh"), states=1)
 
 
-def lstm(n: OnnxNode, e: Emitter) -> tuple[Value | None, ...]:
+def lstm(n: OnnxNode, e: Emitter) -> Results:
     cell = lstm_cell(bool(n.attr("input_forget", 0)))
     return convert(n, e, cell, gates=4, default=("sigmoid", "tanh", "tanh"), states=2)
 

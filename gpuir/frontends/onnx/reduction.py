@@ -6,7 +6,7 @@ from functools import partial
 from math import prod
 
 from gpuir.frontends.emit import Emitter
-from gpuir.frontends.idioms import cast, line, reshaped
+from gpuir.frontends.idioms import along_channels, cast, inverse_root, line, moments, over, reshaped
 from gpuir.frontends.onnx.layout import axes_of
 from gpuir.frontends.onnx.node import Converter, OnnxNode
 from gpuir.ir.graph import Value
@@ -33,16 +33,12 @@ def reduced_axes(n: OnnxNode) -> tuple[int, ...]:
     return () if n.attr("noop_with_empty_axes", 0) else tuple(range(rank))
 
 
-def reduce(e: Emitter, fn: str, x: Value, axes: tuple[int, ...], keepdims: bool = True) -> Value:
-    return e(t.Reduce(fn, x, axes, keepdims)) if axes else x  # type: ignore[arg-type]
-
-
 def reduction(n: OnnxNode, e: Emitter, fn: str, before: str = "", after: str = "") -> Value:
     """Reduce* as `fn` of `before` of each cell, `after` of the result. Its square is x * x."""
     x = n[0]
     if before:
         x = e.map("mul", x, x) if before == "square" else e.map(before, x)
-    y = reduce(e, fn, x, reduced_axes(n), bool(n.attr("keepdims", 1)))
+    y = over(e, fn, x, reduced_axes(n), bool(n.attr("keepdims", 1)))
     return e.map(after, y) if after else y
 
 
@@ -51,8 +47,8 @@ def reduce_log_sum_exp(n: OnnxNode, e: Emitter) -> Value:
     x, axes = n[0], reduced_axes(n)
     if not axes:
         return x
-    most = reduce(e, "max", x, axes)
-    total = reduce(e, "sum", e.map("exp", e.map("sub", x, most)), axes)
+    most = over(e, "max", x, axes)
+    total = over(e, "sum", e.map("exp", e.map("sub", x, most)), axes)
     y = e.map("add", e.map("log", total), most)
     if n.attr("keepdims", 1):
         return y
@@ -112,11 +108,6 @@ def row_wise(row: str) -> Converter:
 # ---------------------------------------------------------------------------- normalization
 
 
-def per_channel(e: Emitter, v: Value, rank: int) -> Value:
-    """A vector of channels, shaped to broadcast to [N, C, ...]."""
-    return reshaped(e, v, (v.type.size, *(1,) * (rank - 2))) if rank > 1 else v
-
-
 def channelled(n: OnnxNode) -> Value:
     """The first operand, which has a batch and a channel axis."""
     if n[0].type.rank < 2:
@@ -133,10 +124,8 @@ def layer_normalization(n: OnnxNode, e: Emitter) -> Value | Results:
     if not n.has_output(1) and not n.has_output(2):
         return e(t.Normalize(x, axes=axes, scale=scale, bias=bias, eps=eps))
     wide = cast(e, x, at_least_f32(dtype))
-    mean = reduce(e, "mean", wide, axes)
-    centred = e.map("sub", wide, mean)
-    variance = reduce(e, "mean", e.map("mul", centred, centred), axes)
-    inverse = e.map("rsqrt", e.map("add", variance, eps))
+    mean, centred, variance = moments(e, wide, axes)
+    inverse = inverse_root(e, variance, eps)
     y = e.map("mul", cast(e, e.map("mul", centred, inverse), dtype), scale)
     return (y if bias is None else e.map("add", y, bias)), mean, inverse
 
@@ -154,7 +143,7 @@ def group_normalization(n: OnnxNode, e: Emitter) -> Value:
     def spread(v: Value) -> Value:
         if n.version < 21 and v.type.size != channels:
             v = e(t.Broadcast(e(t.Reshape(v, (groups, 1))), (groups, channels // groups)))
-        return per_channel(e, v, x.type.rank)
+        return along_channels(e, v, x.type.rank)
 
     axes, eps = tuple(range(1, x.type.rank)), n.attr("epsilon", 1e-5)
     return e(
@@ -164,7 +153,7 @@ def group_normalization(n: OnnxNode, e: Emitter) -> Value:
 
 def instance_normalization(n: OnnxNode, e: Emitter) -> Value:
     x = channelled(n)
-    scale, bias = (per_channel(e, v, x.type.rank) for v in (n[1], n[2]))
+    scale, bias = (along_channels(e, v, x.type.rank) for v in (n[1], n[2]))
     return e(
         t.Normalize(
             x,
@@ -189,15 +178,12 @@ def batch_normalization(n: OnnxNode, e: Emitter) -> Value | Results:
     per_cell = scale.type.rank > 1  # opset 7, spatial=0: each cell of [C, ...] has its own
 
     def fit(v: Value) -> Value:
-        return cast(e, v if per_cell else per_channel(e, v, rank), stats)
+        return cast(e, v if per_cell else along_channels(e, v, rank), stats)
 
     renewed: list[Value | None] = []
     if training:
         axes = (0,) if per_cell else (0, *range(2, rank))
-        wide = cast(e, x, stats)
-        now = reduce(e, "mean", wide, axes)
-        centred = e.map("sub", wide, now)
-        spread = reduce(e, "mean", e.map("mul", centred, centred), axes)
+        now, centred, spread = moments(e, cast(e, x, stats), axes)
         for old, new in ((mean, now), (variance, spread)):
             flat = cast(e, reshaped(e, new, old.type.shape), old.type.dtype)
             kept = e.map("mul", old, momentum)
@@ -205,7 +191,7 @@ def batch_normalization(n: OnnxNode, e: Emitter) -> Value | Results:
             renewed.append(e.map("add", kept, added))
         saved = (cast(e, reshaped(e, v, mean.type.shape), mean.type.dtype) for v in (now, spread))
         renewed += saved if n.version < 14 else ()
-        inverse = e.map("rsqrt", e.map("add", spread, eps))
+        inverse = inverse_root(e, spread, eps)
         y = e.map("mul", e.map("mul", centred, inverse), fit(scale))
         return cast(e, e.map("add", y, fit(bias)), dtype), *renewed
     root = e.map("sqrt", e.map("add", fit(variance), eps))
@@ -258,8 +244,8 @@ def lp_normalization(n: OnnxNode, e: Emitter) -> Value:
         raise n.refused("the norm p is unknown", "p of 1 or 2", p)
     axis = n.axis(x.type.rank, -1)
     if p == 1:
-        return divided(e, x, reduce(e, "sum", e.map("abs", x), (axis,)))
-    return divided(e, x, e.map("sqrt", reduce(e, "sum", e.map("mul", x, x), (axis,))))
+        return divided(e, x, over(e, "sum", e.map("abs", x), (axis,)))
+    return divided(e, x, e.map("sqrt", over(e, "sum", e.map("mul", x, x), (axis,))))
 
 
 # ---------------------------------------------------------------------------- losses
@@ -269,9 +255,7 @@ def picked_loss(n: OnnxNode, e: Emitter, scores: Value) -> Value:
     """-weight[target] * scores[n, target, ...], reduced; `mean` is over the weights. Cells whose
     target is `ignore_index` weigh nothing."""
     target, weight, dtype = n[1], n.get(2), scores.type.dtype
-    ignored, how = n.attr("ignore_index"), n.attr("reduction", "mean")
-    if how not in ("none", "sum", "mean"):
-        raise n.refused("the reduction is unknown", "none, sum, mean", how)
+    ignored, how = n.attr("ignore_index"), n.choice("reduction", "mean", ("none", "sum", "mean"))
     shape = target.type.shape
     if shape != scores.type.shape[:1] + scores.type.shape[2:] or scores.type.rank < 2:
         raise n.refused(
@@ -298,11 +282,11 @@ def picked_loss(n: OnnxNode, e: Emitter, scores: Value) -> Value:
     if how == "none" or not axes:
         return loss
     if how == "sum" or weights is not None:
-        total = reduce(e, "sum", loss, axes, keepdims=False)
+        total = over(e, "sum", loss, axes, keepdims=False)
         if how == "sum" or weights is None:
             return total
-        return e.map("div", total, reduce(e, "sum", weights, axes, keepdims=False))
-    return reduce(e, "mean", loss, axes, keepdims=False)
+        return e.map("div", total, over(e, "sum", weights, axes, keepdims=False))
+    return over(e, "mean", loss, axes, keepdims=False)
 
 
 def negative_log_likelihood(n: OnnxNode, e: Emitter) -> Value:

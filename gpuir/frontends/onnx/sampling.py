@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from math import ceil, log2, prod
-from typing import Any
 
 import numpy as np
 
 from gpuir.frontends.emit import Emitter
-from gpuir.frontends.idioms import reshaped
+from gpuir.frontends.idioms import reshaped, sampled
 from gpuir.frontends.onnx.node import Converter, OnnxNode
 from gpuir.frontends.onnx.proto import DTYPES
 from gpuir.interp import cast, evaluate
@@ -40,7 +39,7 @@ def resize(n: OnnxNode, e: Emitter) -> Value:
     x = n[0]
     rank = x.type.rank
     axes = [a % rank for a in n.attr("axes") or range(rank)]
-    coords = choice(n, "coordinate_transformation_mode", "half_pixel", COORDS)
+    coords = n.choice("coordinate_transformation_mode", "half_pixel", COORDS)
     roi = ([0.0] * rank, [1.0] * rank)
     if coords == "tf_crop_and_resize":
         given = n.numbers(1, "the region of interest")
@@ -67,9 +66,9 @@ def resize(n: OnnxNode, e: Emitter) -> Value:
             x,
             shape=tuple(shape),
             scales=tuple(factors),
-            mode=choice(n, "mode", "nearest", INTERPOLATION),
+            mode=n.choice("mode", "nearest", INTERPOLATION),
             coords=coords,
-            nearest=choice(n, "nearest_mode", NEAREST[0], NEAREST),
+            nearest=n.choice("nearest_mode", NEAREST[0], NEAREST),
             cubic_a=n.attr("cubic_coeff_a", -0.75),
             exclude_outside=bool(n.attr("exclude_outside", 0)),
             antialias=bool(n.attr("antialias", 0)),
@@ -86,13 +85,6 @@ def scaled(n: OnnxNode, extent: int, scale: float) -> int:
     return int(np.floor(np.float32(extent) * np.float32(scale)))
 
 
-def choice(n: OnnxNode, name: str, default: str, allowed: tuple[str, ...]) -> Any:
-    value = n.attr(name, default)
-    if value not in allowed:
-        raise n.refused(f"unknown {name}", ", ".join(allowed), value)
-    return value
-
-
 def expect(n: OnnxNode, what: str, found: float, count: int) -> None:
     if found != count:
         raise n.refused(
@@ -106,7 +98,7 @@ def stretch(
     """Sets the extents and factors that `sizes` ask for, rounding halves up where the aspect ratio
     is kept."""
     policies = ("stretch", "not_larger", "not_smaller")
-    policy = choice(n, "keep_aspect_ratio_policy", "stretch", policies)
+    policy = n.choice("keep_aspect_ratio_policy", "stretch", policies)
     ratios = [size / max(shape[axis], 1) for axis, size in zip(axes, sizes, strict=True)]
     for axis, size, ratio in zip(axes, sizes, ratios, strict=True):
         factor = {"not_larger": min(ratios), "not_smaller": max(ratios)}.get(policy, ratio)
@@ -125,7 +117,7 @@ def legacy_resize(x: Value, scales: tuple[float, ...], n: OnnxNode, e: Emitter) 
     """Output cell i samples i / scale. The nearest cell is the one below; in Resize-10, along an
     axis that shrinks, the one above: what ONNX's own example and onnxruntime do."""
     expect(n, "scales", len(scales), x.type.rank)
-    mode = choice(n, "mode", "nearest", ("nearest", "linear", "bilinear"))
+    mode = n.choice("mode", "nearest", ("nearest", "linear", "bilinear"))
     mode = "linear" if mode == "bilinear" else mode
 
     def along(x: Value, chosen: Callable[[float], bool], nearest: str) -> Value:
@@ -154,8 +146,6 @@ def legacy_resize(x: Value, scales: tuple[float, ...], n: OnnxNode, e: Emitter) 
 
 
 def grid_sample(n: OnnxNode, e: Emitter) -> Value:
-    """Work: a multiply-add for each of 1, 2^d or 4^d taps of a result cell (none for nearest), and
-    for each point three operations an axis to place it and one for each tap's weight."""
     x, grid = n[0], n[1]
     spatial = x.type.rank - 2
     if grid.type.rank != x.type.rank or grid.type.shape[-1] != spatial:
@@ -164,18 +154,10 @@ def grid_sample(n: OnnxNode, e: Emitter) -> Value:
             f"[N, .., {spatial}] with {x.type.rank} axes",
             f"x: {x.type}, grid: {grid.type}",
         )
-    mode = choice(n, "mode", "linear", (*INTERPOLATION, "bilinear", "bicubic"))
-    mode = mode.removeprefix("bi")
-    result = x.type.with_shape((*x.type.shape[:2], *grid.type.shape[1:-1]))
-    taps = {"nearest": 0, "linear": 2, "cubic": 4}[mode] ** spatial
-    points = grid.type.size // max(spatial, 1)
-    attrs = (
-        ("mode", mode),
-        ("padding", choice(n, "padding_mode", "zeros", ("zeros", "border", "reflection"))),
-        ("align_corners", bool(n.attr("align_corners", 0))),
-    )
-    work = 2 * taps * result.size + points * (3 * spatial + taps)
-    return e(t.Routine("grid_sample", (x, grid), (result,), attrs, work=work))
+    mode = n.choice("mode", "linear", (*INTERPOLATION, "bilinear", "bicubic"))
+    padding = n.choice("padding_mode", "zeros", ("zeros", "border", "reflection"))
+    align = bool(n.attr("align_corners", 0))
+    return sampled(e, x, grid, mode.removeprefix("bi"), padding, align)
 
 
 def affine_grid(n: OnnxNode, e: Emitter) -> Value:
@@ -186,9 +168,7 @@ def affine_grid(n: OnnxNode, e: Emitter) -> Value:
     spatial = len(extents)
     if theta.type.shape != (batch, spatial, spatial + 1):
         raise n.refused(
-            "the shape of theta does not match the size",
-            [batch, spatial, spatial + 1],
-            theta.type,
+            "the shape of theta does not match the size", [batch, spatial, spatial + 1], theta.type
         )
     align = bool(n.attr("align_corners", 0))
 
@@ -224,7 +204,7 @@ def roi_align(n: OnnxNode, e: Emitter) -> Value:
         )
     default = "half_pixel" if n.version >= 16 else "output_half_pixel"
     attrs = (
-        ("mode", choice(n, "mode", "avg", ("avg", "max"))),
+        ("mode", n.choice("mode", "avg", ("avg", "max"))),
         ("size", size),
         ("ratio", ratio),
         ("scale", n.attr("spatial_scale", 1.0)),
@@ -421,7 +401,7 @@ def tf_idf(n: OnnxNode, e: Emitter) -> Value:
         )
     pool, places = (np.asarray(n.attr(name), np.int64) for name in ("pool_int64s", "ngram_indexes"))
     weights = n.attr("weights")
-    mode = choice(n, "mode", "TF", ("TF", "IDF", "TFIDF"))
+    mode = n.choice("mode", "TF", ("TF", "IDF", "TFIDF"))
     shortest, longest = n.attr("min_gram_length", 1), n.attr("max_gram_length", 1)
     skips = n.attr("max_skip_count", 0)
     args = [x, e.constant(pool), e.constant(places)]

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from gpuir.frontends.emit import Emitter
-from gpuir.frontends.idioms import reshaped
+from gpuir.frontends.idioms import cut, pick, reshaped
 from gpuir.frontends.onnx.node import Converter, OnnxNode
 from gpuir.ir.errors import ModelError
 from gpuir.ir.graph import Value
@@ -83,9 +83,7 @@ def taken(e: Emitter, item: Item) -> Value:
     """The tensor that an item is."""
     if isinstance(item, Value):
         return item
-    rest = item.type.shape
-    starts, steps = (item.index, *(0 for _ in rest)), (1,) * (1 + len(rest))
-    return e(t.Reshape(e(t.Slice(item.x, starts, (1, *rest), steps)), rest))
+    return pick(e, item.x, 0, item.index)
 
 
 def tensors_in(n: OnnxNode, e: Emitter) -> tuple[Value, ...]:
@@ -173,17 +171,9 @@ def split(n: OnnxNode, e: Emitter) -> Any:
         lengths = n.ints(1, "the lengths of the pieces")
     if sum(lengths) != extent or min(lengths, default=0) < 0:
         raise n.refused("the sum of the lengths is not the size of the axis", extent, list(lengths))
-    pieces: list[Value] = []
-    start = 0
-    for size in lengths:
-        starts = tuple(start if i == axis else 0 for i in range(x.type.rank))
-        sizes = tuple(size if i == axis else d for i, d in enumerate(x.type.shape))
-        piece = e(t.Slice(x, starts, sizes, (1,) * x.type.rank))
-        if n.get(1) is None and not n.attr("keepdims", 1):
-            piece = e(t.Reshape(piece, sizes[:axis] + sizes[axis + 1 :]))
-        pieces.append(piece)
-        start += size
-    return (Items(pieces),)
+    if n.get(1) is None and not n.attr("keepdims", 1):
+        return (Items([pick(e, x, axis, i) for i in range(extent)]),)
+    return (Items(cut(e, x, axis, lengths)),)
 
 
 def concat(n: OnnxNode, e: Emitter) -> Value:

@@ -10,13 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gpuir.frontends.onnx.proto import (
-    Dim,
-    OpenedModel,
-    evaluate_dim,
-    subgraphs,
-    text,
-)
+from gpuir.frontends.onnx.proto import Dim, OpenedModel, evaluate_dim, subgraphs, text
 from gpuir.frontends.onnx.steps import Steps, domain_of, in_order, step_of
 from gpuir.interp import to_numpy_dtype
 from gpuir.ir.build import NameTable
@@ -108,21 +102,19 @@ class Load:
             if imports is model.opset_import and any(
                 not domain_of(n.domain) for n in model.graph.node
             ):
-                raise ModelError(
+                raise self.source.refused(
                     "the model has no opset version",
-                    where=self.source.name,
-                    expected="an opset_import for ai.onnx",
+                    "an opset_import for ai.onnx",
                     fix="the file may be incomplete: download or export it again",
                 )
             opsets[""] = _newest_opset()
         newest = LONG_KNOWN if 1 <= opsets[""] <= LONG_KNOWN else _newest_opset()
         if not 1 <= opsets[""] <= newest:
-            raise ModelError(
+            raise self.source.refused(
                 f"opset {opsets['']} is not supported",
-                where=self.source.name,
-                expected=f"1 to {newest}",
-                found=str(opsets[""]),
-                fix="upgrade the onnx package, or convert the model with onnx.version_converter",
+                f"1 to {newest}",
+                opsets[""],
+                "upgrade the onnx package, or convert the model with onnx.version_converter",
             )
         return opsets
 
@@ -179,20 +171,14 @@ class Load:
 
     def given(self, name: str, array: np.ndarray, type: TensorType) -> np.ndarray:
         if array.shape != type.shape:
-            raise ModelError(
-                f"--value {name}: the shape is wrong",
-                where=self.source.name,
-                expected=str(type),
-                found=str(list(array.shape)),
+            raise self.source.refused(
+                f"--value {name}: the shape is wrong", type, list(array.shape)
             )
         try:
             return array.astype(to_numpy_dtype(type.dtype))
         except (TypeError, ValueError, OverflowError) as error:
-            raise ModelError(
-                f"--value {name}: the value does not match the type of the tensor",
-                where=self.source.name,
-                expected=str(type),
-                found=str(error),
+            raise self.source.refused(
+                f"--value {name}: the value does not match the type of the tensor", type, error
             ) from None
 
     def extent(self, dim: Dim) -> int | None:

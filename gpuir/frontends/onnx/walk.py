@@ -34,7 +34,7 @@ from gpuir.frontends.onnx.steps import Step, Steps, domain_of, free_names, key_o
 from gpuir.frontends.onnx.table import CONVERTERS
 from gpuir.ir.errors import GpuirError, ModelError, nearest
 from gpuir.ir.graph import Loc, Op, Value
-from gpuir.ir.types import TensorType, f32, i64
+from gpuir.ir.types import TensorType, f32
 from gpuir.ops import tensor as t
 
 if TYPE_CHECKING:
@@ -117,9 +117,7 @@ class Walk:
         self, name: str, type: Callable[[], TensorType], array: Callable[[], np.ndarray]
     ) -> None:
         if name in self.env:
-            raise ModelError(
-                f"two initializers have the name {name!r}", where=self.load.source.name
-            )
+            raise self.load.source.refused(f"two initializers have the name {name!r}")
         try:
             value = self.emit.weight(type(), array, name)
         except ModelError as error:  # strings: an error only when somebody reads them
@@ -264,8 +262,6 @@ class Walk:
         function = load.functions.get((step.domain, step.op, step.overload))
         if function is not None:
             return True, self.call(function, name, inputs, attributes, self.loc, len(step.outputs))
-        if key == "Constant":
-            return False, (self.constant(attributes, name),)
         n = OnnxNode(
             op=step.op,
             domain=step.domain,
@@ -304,27 +300,6 @@ class Walk:
                     "it is ignored"
                 )
         return False, () if results is None else given
-
-    def constant(self, attributes: Attributes, name: str) -> Value:
-        source = self.load.source
-        if len(values := [name for name in attributes if "value" in name]) > 1:
-            what, found = "Constant: there is more than one value", ", ".join(values)
-            raise ModelError(what, expected="one", found=found)
-        if (a := attributes.proto("value")) is not None:
-            return self.emit.weight(tensor_type(a.t), lambda: tensor_array(a.t, source), name)
-        if (a := attributes.proto("sparse_value")) is not None:
-            sparse = a.sparse_tensor
-            return self.emit.weight(sparse_type(sparse), lambda: sparse_array(sparse, source), name)
-        for key, dtype in (("value_float", f32), ("value_int", i64)):
-            for attribute in (key, key + "s"):
-                if attribute in attributes:
-                    return self.emit.constant(attributes[attribute], dtype, name)
-        found = ", ".join(attributes) or "no attribute"
-        raise ModelError(
-            "Constant: the node holds no numbers",
-            expected="value, value_int(s) or value_float(s)",
-            found=found,
-        )
 
     # -- functions
 

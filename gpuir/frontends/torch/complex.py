@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from gpuir.frontends.emit import Emitter
-from gpuir.frontends.idioms import cast, pick
+from gpuir.frontends.idioms import cast, pick, widened
 from gpuir.frontends.torch.node import Converter, TorchNode
 from gpuir.frontends.torch.pointwise import constant, mapped
 from gpuir.ir.graph import Value
@@ -34,7 +34,7 @@ def joined(e: Emitter, real: Value, imaginary: Value) -> Value:
     shape = t.broadcast(real.type.shape, imaginary.type.shape)
     columns: list[Value] = []
     for v in (real, imaginary):
-        v = v if v.type.shape == shape else e(t.Broadcast(v, shape))
+        v = widened(e, v, shape)
         columns.append(e(t.Reshape(v, (*shape, 1))))
     return e(t.Parts(e(t.Concat(tuple(columns), len(shape)))))
 

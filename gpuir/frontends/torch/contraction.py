@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from gpuir.frontends.emit import Emitter
-from gpuir.frontends.idioms import cast, reshaped, scale_of_heads
+from gpuir.frontends.idioms import Window, as_in_numpy, cast, reshaped, scale_of_heads, widened
 from gpuir.frontends.torch.complex import conjugated, is_complex, pair
 from gpuir.frontends.torch.node import Converter, Results, TorchNode
 from gpuir.frontends.torch.pointwise import mapped
@@ -37,16 +37,9 @@ def product(e: Emitter, a: Value, b: Value, dtype: DType | None = None) -> Value
             "config",
         )
     dtype = None if dtype == a.type.dtype else dtype
-    left, right = a.type.rank == 1, b.type.rank == 1
-    if left and right and dtype is None:
+    if a.type.rank == b.type.rank == 1 and dtype is None:
         return e(t.Reduce("sum", e.map("mul", a, b), (0,)))
-    a = reshaped(e, a, (1, *a.type.shape)) if left else a
-    b = reshaped(e, b, (*b.type.shape, 1)) if right else b
-    y = e(t.Matmul(a, b, dtype))
-    shape = y.type.shape
-    if left:
-        shape = (*shape[:-2], shape[-1])
-    return reshaped(e, y, shape[:-1] if right else shape)
+    return as_in_numpy(e, a, b, lambda a, b: e(t.Matmul(a, b, dtype)))
 
 
 def matmul(n: TorchNode, e: Emitter) -> Value:
@@ -199,69 +192,38 @@ def spread(sizes: Any, count: int) -> tuple[int, ...]:
 def pool(n: TorchNode, e: Emitter, fn: Any, count: int) -> Results:
     """max_pool and avg_pool over `count` spatial axes; with indices where the call gives them."""
     x = n["self"]
-    alone = x.type.rank == count + 1
-    image = reshaped(e, x, (1, *x.type.shape)) if alone else x
-    window = spread(n.args["kernel_size"], count)
-    strides = spread(n.args["stride"] or window, count)
-    low = spread(n.args["padding"], count)
-    dilations = spread(n.args.get("dilation", 1), count)
-    extents = n.type.shape[-count:]
-    high, extra = hanging(image.type.shape[2:], window, strides, low, dilations, extents)
+    image = reshaped(e, x, (1, *x.type.shape)) if x.type.rank == count + 1 else x
+    s = sliding(n, image.type.shape[2:], n.type.shape[-count:])
     if fn == "max":
-        op = t.Pool(
-            fn="max",
-            x=image,
-            window=window,
-            strides=strides,
-            low=low,
-            high=high,
-            dilations=dilations,
-        )
-        y = e(op)
-        if len(n.types) == 1:
-            return reshaped(e, y, n.type.shape)
-        where = e(replace(op, fn="argmax"))
-        return reshaped(e, y, n.type.shape), reshaped(e, where, n.type.shape)
-    include = bool(n.args.get("count_include_pad", True))
+        op = t.Pool("max", image, s.sizes, **s.slide)
+        found = [e(op), *(e(replace(op, fn="argmax")) for _ in n.types[1:])]
+        shown = [reshaped(e, y, n.type.shape) for y in found]
+        return shown if len(shown) > 1 else shown[0]
     divisor = n.args.get("divisor_override")
-    include = include or bool(divisor)
-    extra = extra if include and any(extra) and not divisor else ()
-    y = e(
-        t.Pool(
-            fn="mean",
-            x=image,
-            window=window,
-            strides=strides,
-            low=low,
-            high=high,
-            dilations=dilations,
-            include_pad=include,
-            extra=extra,
-        )
-    )
+    include = bool(n.args.get("count_include_pad", True)) or bool(divisor)
+    extra = s.extra if include and any(s.extra) and not divisor else ()
+    y = e(t.Pool("mean", image, s.sizes, **s.slide, include_pad=include, extra=extra))
     if divisor:
-        y = mapped(e, "mul", y.type.dtype, y, math.prod(window) / divisor)
+        y = mapped(e, "mul", y.type.dtype, y, math.prod(s.sizes) / divisor)
     return reshaped(e, y, n.type.shape)
 
 
-def hanging(
-    spatial: tuple[int, ...],
-    window: tuple[int, ...],
-    strides: tuple[int, ...],
-    low: tuple[int, ...],
-    dilations: tuple[int, ...],
-    extents: tuple[int, ...],
-) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The padding at the end, and how much of it is beyond what was declared, so that there are so
-    many windows: in ceil mode the last one may hang over."""
-    high, extra = list(low), [0] * len(low)
-    rows = zip(spatial, window, strides, low, dilations, extents, strict=True)
-    for i, (cells, w, stride, pad, dilation, extent) in enumerate(rows):
-        if t.window_extent(cells, w, stride, pad, pad, dilation) != extent:
-            reach = (extent - 1) * stride + dilation * (w - 1) + 1
+def sliding(n: TorchNode, spatial: tuple[int, ...], extents: tuple[int, ...]) -> Window:
+    """The windows of a pool over so many cells, `extents` of them: in ceil mode the last one may
+    hang over."""
+    count = len(spatial)
+    sizes = spread(n.args["kernel_size"], count)
+    strides = spread(n.args["stride"] or sizes, count)
+    low = spread(n.args["padding"], count)
+    dilations = spread(n.args.get("dilation", 1), count)
+    high, extra = list(low), [0] * count
+    rows = zip(spatial, sizes, strides, low, dilations, extents, strict=True)
+    for i, (cells, size, stride, pad, dilation, extent) in enumerate(rows):
+        if t.window_extent(cells, size, stride, pad, pad, dilation) != extent:
+            reach = (extent - 1) * stride + dilation * (size - 1) + 1
             high[i] = max(reach - cells - pad, 0)
             extra[i] = max(high[i] - pad, 0)
-    return tuple(high), tuple(extra)
+    return Window(sizes, strides, low, tuple(high), dilations=dilations, extra=tuple(extra))
 
 
 def adaptive_mean(n: TorchNode, e: Emitter) -> Results:
@@ -284,22 +246,9 @@ def adaptive_mean(n: TorchNode, e: Emitter) -> Results:
     window = tuple(a // b for a, b in zip(spatial, wanted, strict=True))
     image = reshaped(e, x, (1, *x.type.shape)) if x.type.rank == count + 1 else x
     none, one = (0,) * count, (1,) * count
-    return reshaped(
-        e,
-        e(
-            t.Pool(
-                fn="mean",
-                x=image,
-                window=window,
-                strides=window,
-                low=none,
-                high=none,
-                dilations=one,
-                adaptive=True,
-            )
-        ),
-        n.type.shape,
-    )
+    s = Window(window, window, none, none, one)
+    y = e(t.Pool("mean", image, s.sizes, **s.slide, adaptive=True))
+    return reshaped(e, y, n.type.shape)
 
 
 def uneven(n: TorchNode, e: Emitter, fn: str, count: int) -> tuple[Value, ...]:
@@ -351,10 +300,6 @@ def attention(n: TorchNode, e: Emitter) -> Results:
         q, k, v = (in_one_batch(e, x) for x in (q, k, v))
     y = e(t.Attention(q, k, v, mask, scale=scale, causal=bool(n.args.get("is_causal"))))
     return reshaped(e, y, n.type.shape)
-
-
-def widened(e: Emitter, x: Value, shape: tuple[int, ...]) -> Value:
-    return x if x.type.shape == shape else e(t.Broadcast(x, shape))
 
 
 def in_one_batch(e: Emitter, x: Value) -> Value:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from gpuir.frontends.emit import Emitter
-from gpuir.frontends.idioms import cast, reshaped
+from gpuir.frontends.idioms import cast, part, reshaped
 from gpuir.frontends.torch.node import Converter, Results, TorchNode
 from gpuir.ir.errors import ModelError
 from gpuir.ir.graph import Value
@@ -81,13 +81,12 @@ def bag_of(e: Emitter, indices: Value, offsets: Value, bags: int) -> Value:
     count = indices.type.shape[0]
     if (length := even_length(e, indices, offsets, bags)) is not None:
         return e.map("div", e(t.Iota(TensorType((count,), i64))), max(length, 1))
-    if offsets.type.shape[0] > bags:  # the last one is where all end
-        offsets = e(t.Slice(offsets, (0,), (bags,), (1,)))
+    offsets = part(e, offsets, 0, 0, bags)  # one more is where all end
     none = e.fill(0, TensorType((count + 1,), i64))
     ones = e.fill(1, TensorType((bags,), i64))
     at = cast(e, e(t.Reshape(offsets, (bags, 1))), i64)
     begun = e(t.Cumulative("sum", e(t.ScatterND(none, at, ones, "add")), 0))
-    return e.map("sub", e(t.Slice(begun, (0,), (count,), (1,))), 1)
+    return e.map("sub", part(e, begun, 0, 0, count), 1)
 
 
 def sizes_of(e: Emitter, bag: Value, bags: int, dtype: DType) -> Value:

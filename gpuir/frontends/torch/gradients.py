@@ -7,12 +7,12 @@ from functools import partial
 from typing import Any
 
 from gpuir.frontends.emit import Emitter
-from gpuir.frontends.idioms import cast, reshaped
-from gpuir.frontends.torch.contraction import hanging, mask_of, no_dropout, scale_of, spread
+from gpuir.frontends.idioms import along_channels, cast, inverse_root, reshaped
+from gpuir.frontends.torch.contraction import mask_of, no_dropout, scale_of, sliding, spread
 from gpuir.frontends.torch.layout import first_cell, padding, padding_around
 from gpuir.frontends.torch.node import Converter, Results, TorchNode
 from gpuir.frontends.torch.pointwise import mapped, truth
-from gpuir.frontends.torch.reduction import per_channel
+from gpuir.frontends.torch.reduction import fitted, per_channel
 from gpuir.ir.graph import Value
 from gpuir.ops import tensor as t
 from gpuir.ops.scalar import flops_of
@@ -32,10 +32,6 @@ def attention(n: TorchNode, e: Emitter) -> Results:
     y, stats = e.add(op)
     rest = [None if type is None else e.fill(0, type) for type in n.types[2:]]
     return y, fitted(e, stats, n.types[1]), *rest
-
-
-def fitted(e: Emitter, stats: Value, type: Any) -> Value | None:
-    return None if type is None else reshaped(e, cast(e, stats, type.dtype), type.shape)
 
 
 def attention_backward(n: TorchNode, e: Emitter) -> Results:
@@ -79,9 +75,8 @@ def batch_norm_backward(n: TorchNode, e: Emitter) -> Results:
     axes, eps = (0, *range(2, rank)), float(n.args["eps"])
     if n.args["train"]:
         return norm_backward(n, e, dy, x, scale, axes, shape, eps)
-    middle, spread = (per_channel(e, n[f"running_{part}"], rank) for part in ("mean", "var"))
-    assert middle is not None and spread is not None
-    inverse = e.map("rsqrt", e.map("add", spread, eps))
+    middle, spread = (along_channels(e, n[f"running_{part}"], rank) for part in ("mean", "var"))
+    inverse = inverse_root(e, spread, eps)
     slope = inverse if scale is None else e.map("mul", inverse, scale)
     dx = e.map("mul", dy, cast(e, slope, dy.type.dtype))
     normal = e.map("mul", e.map("sub", x, middle), inverse)
@@ -159,29 +154,16 @@ def pool_backward(n: TorchNode, e: Emitter, fn: Any, count: int) -> Value:
     x, dy = n["self"], n["grad_output"]
     alone = x.type.rank == count + 1
     image, dy = (reshaped(e, v, (1, *v.type.shape)) if alone else v for v in (x, dy))
-    window = spread(n.args["kernel_size"], count)
-    strides = spread(n.args["stride"] or window, count)
-    low = spread(n.args["padding"], count)
-    dilations = spread(n.args.get("dilation", 1), count)
-    extents = dy.type.shape[2:]
-    high, extra = hanging(image.type.shape[2:], window, strides, low, dilations, extents)
-    gradient = partial(
-        t.PoolGradient,
-        dy=dy,
-        shape=image.type.shape,
-        window=window,
-        strides=strides,
-        low=low,
-        high=high,
-        dilations=dilations,
-    )
+    s = sliding(n, image.type.shape[2:], dy.type.shape[2:])
+    shape = image.type.shape
     if fn == "max":
-        return reshaped(e, e(gradient("max", x=image)), n.type.shape)
-    include = bool(n.args.get("count_include_pad"))
-    extra = extra if include and any(extra) else ()
+        op = t.PoolGradient("max", dy, shape, s.sizes, **s.slide, x=image)
+        return reshaped(e, e(op), n.type.shape)
     if n.args.get("divisor_override"):
         raise n.refused("divisor_override is not supported")
-    op = gradient("mean", x=None, include_pad=include, extra=extra)
+    include = bool(n.args.get("count_include_pad"))
+    extra = s.extra if include and any(s.extra) else ()
+    op = t.PoolGradient("mean", dy, shape, s.sizes, **s.slide, include_pad=include, extra=extra)
     return reshaped(e, e(op), n.type.shape)
 
 

@@ -11,7 +11,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpuir.frontends.emit import Emitter
-from gpuir.frontends.idioms import cast, part, pick, reshaped, transposed
+from gpuir.frontends.idioms import (
+    backwards,
+    cast,
+    cut,
+    part,
+    pick,
+    reshaped,
+    sliced,
+    transposed,
+    widened,
+)
 from gpuir.frontends.node import each_named
 from gpuir.frontends.torch.node import Converter, TorchNode
 from gpuir.frontends.torch.pointwise import floored, mapped, of_dtype
@@ -62,7 +72,7 @@ def moved(n: TorchNode, e: Emitter) -> Value:
 
 def expand(n: TorchNode, e: Emitter) -> Value:
     x = n["self"]
-    return x if x.type.shape == n.type.shape else e(t.Broadcast(x, n.type.shape))
+    return widened(e, x, n.type.shape)
 
 
 def first_cell(n: TorchNode, length: int) -> int:
@@ -74,15 +84,9 @@ def first_cell(n: TorchNode, length: int) -> int:
 def slice_(n: TorchNode, e: Emitter) -> Value:
     """self[.., start:end:step, ..] along `dim`, as Python cuts."""
     x = n["self"]
-    axis, size = n.axis(x.type.rank), n.type.shape
-    length = x.type.shape[axis]
-    start = first_cell(n, length)
-    step = n.args["step"]
-    if size == x.type.shape and step == 1:
-        return x
-    starts = tuple(start if i == axis else 0 for i in range(x.type.rank))
-    steps = tuple(step if i == axis else 1 for i in range(x.type.rank))
-    return e(t.Slice(x, starts, size, steps))
+    axis = n.axis(x.type.rank)
+    start = first_cell(n, x.type.shape[axis])
+    return sliced(e, x, {axis: (start, n.type.shape[axis], n.args["step"])})
 
 
 def select(n: TorchNode, e: Emitter) -> Value:
@@ -100,14 +104,8 @@ def narrow(n: TorchNode, e: Emitter) -> Value:
 def parts(n: TorchNode, e: Emitter) -> tuple[Value, ...]:
     """split, chunk: consecutive parts along `dim`, as long as the results are."""
     x = n["self"]
-    axis, start = n.axis(x.type.rank), 0
-    found: list[Value] = []
-    for type in n.types:
-        assert type is not None
-        size = type.shape[axis]
-        found.append(part(e, x, axis, start, size))
-        start += size
-    return tuple(found)
+    axis = n.axis(x.type.rank)
+    return tuple(cut(e, x, axis, (type.shape[axis] for type in n.types if type is not None)))
 
 
 def unbind(n: TorchNode, e: Emitter) -> tuple[Value, ...]:
@@ -136,11 +134,7 @@ def stack(n: TorchNode, e: Emitter) -> Value:
 def flip(n: TorchNode, e: Emitter) -> Value:
     x = n["self"]
     axes = n.axes(x.type.rank, "dims") if n.args["dims"] else ()
-    shape = x.type.shape
-    if not x.type.size:
-        return x
-    starts = tuple(size - 1 if i in axes else 0 for i, size in enumerate(shape))
-    return e(t.Slice(x, starts, shape, tuple(-1 if i in axes else 1 for i in range(len(shape)))))
+    return backwards(e, x, *axes) if x.type.size else x
 
 
 def roll(n: TorchNode, e: Emitter) -> Value:
@@ -269,8 +263,7 @@ def index(n: TorchNode, e: Emitter) -> Value:
     """self[indices]: integer tensors broadcast together, masks, None where an axis is whole."""
     x = n["self"]
     given = [i for i, v in enumerate(n.args["indices"]) if v is not None]
-    neighbours = given == list(range(given[0], given[0] + len(given)))
-    first = given[0] if neighbours else 0
+    first = first_of(given)
     places = index_places(n, e, n.type.shape[first] if first < n.type.rank else 1)
     axes = [axis for axis, _ in places]
     if len(axes) == 1:
@@ -279,24 +272,17 @@ def index(n: TorchNode, e: Emitter) -> Value:
     order = [*axes, *(i for i in range(x.type.rank) if i not in axes)]
     front = transposed(e, x, order)
     found = e(t.GatherND(front, stacked(e, [v for _, v in places])))
-    return back_in_place(e, found, axes, x.type.rank, n.type)
+    rank, lead = found.type.rank, first_of(axes)
+    spread = rank - (x.type.rank - len(axes))
+    inner = range(spread, spread + lead)
+    found = transposed(e, found, (*inner, *range(spread), *range(spread + lead, rank)))
+    return reshaped(e, found, n.type.shape)
 
 
-def back_in_place(e: Emitter, found: Value, axes: list[int], rank: int, type: TensorType) -> Value:
-    """The index's axes where the first indexed one was, if the indexed ones are neighbours; in
-    front otherwise."""
-    inner = rank - len(axes)
-    spread = found.type.rank - inner
-    neighbours = axes == list(range(axes[0], axes[0] + len(axes)))
-    if neighbours and axes[0]:
-        lead = axes[0]
-        perm = (
-            *range(spread, spread + lead),
-            *range(spread),
-            *range(spread + lead, found.type.rank),
-        )
-        found = transposed(e, found, perm)
-    return reshaped(e, found, type.shape)
+def first_of(axes: Sequence[int]) -> int:
+    """Where the index's axes stand among the others: at the first indexed one, if the indexed ones
+    are neighbours; in front otherwise."""
+    return axes[0] if [*axes] == [*range(axes[0], axes[0] + len(axes))] else 0
 
 
 def index_places(n: TorchNode, e: Emitter, picked: int) -> list[tuple[int, Value]]:
@@ -327,10 +313,7 @@ def nonzero_places(n: TorchNode, e: Emitter, x: Value, count: int) -> Value:
 def stacked(e: Emitter, indices: Sequence[Value]) -> Value:
     """Indices broadcast together, their numbers along a new last axis."""
     shape = t.broadcast(*(v.type.shape for v in indices))
-    columns = tuple(
-        e(t.Reshape(v if v.type.shape == shape else e(t.Broadcast(v, shape)), (*shape, 1)))
-        for v in indices
-    )
+    columns = tuple(e(t.Reshape(widened(e, v, shape), (*shape, 1))) for v in indices)
     return columns[0] if len(columns) == 1 else e(t.Concat(columns, len(shape)))
 
 
@@ -357,25 +340,15 @@ def index_put(n: TorchNode, e: Emitter) -> Value:
     at = stacked(e, [v for _, v in places])
     rest = front.type.shape[len(axes) :]
     spread = at.type.shape[:-1]
-    neighbours = axes == list(range(axes[0], axes[0] + len(axes)))
-    if neighbours and axes[0]:
-        lead = axes[0]
-        inside = (*rest[:lead], *spread, *rest[lead:])
-        updates = broadcast_to(e, values, inside)
-        middle = range(lead, lead + len(spread))
-        updates = transposed(
-            e, updates, (*middle, *range(lead), *range(lead + len(spread), len(inside)))
-        )
-    else:
-        updates = broadcast_to(e, values, (*spread, *rest))
+    lead = first_of(axes)
+    middle = range(lead, lead + len(spread))
+    updates = widened(e, values, (*rest[:lead], *spread, *rest[lead:]))
+    behind = range(lead + len(spread), updates.type.rank)
+    updates = transposed(e, updates, (*middle, *range(lead), *behind))
     combine = "add" if n.args["accumulate"] else "none"
     updates = cast(e, updates, x.type.dtype)
     found = e(t.ScatterND(front, at, updates, combine))
     return transposed(e, found, tuple(int(i) for i in np.argsort(order)))
-
-
-def broadcast_to(e: Emitter, x: Value, shape: tuple[int, ...]) -> Value:
-    return x if x.type.shape == shape else e(t.Broadcast(x, shape))
 
 
 def scatter(n: TorchNode, e: Emitter) -> Value:
@@ -437,8 +410,7 @@ def diagonal(n: TorchNode, e: Emitter) -> Value:
     if not count:
         return e.fill(0, n.type)
     flat = reshaped(e, x, (*lead, rows * columns))
-    starts, steps = (0,) * len(lead), (1,) * len(lead)
-    return e(t.Slice(flat, (*starts, start), n.type.shape, (*steps, columns + 1)))
+    return sliced(e, flat, {len(lead): (start, count, columns + 1)})
 
 
 def windows(n: TorchNode, e: Emitter) -> Value:
@@ -483,7 +455,7 @@ def masked_select(n: TorchNode, e: Emitter) -> Value:
     x, mask = n["self"], n["mask"]
     shape = t.broadcast(x.type.shape, mask.type.shape)
     count = n.type.shape[0]
-    x, mask = broadcast_to(e, x, shape), broadcast_to(e, mask, shape)
+    x, mask = widened(e, x, shape), widened(e, mask, shape)
     size = x.type.size
     at = nonzero_places(n, e, reshaped(e, mask, (size,)), count)
     return e(t.Gather(reshaped(e, x, (size,)), reshaped(e, at, (count,))))
@@ -549,7 +521,7 @@ def index_add(n: TorchNode, e: Emitter) -> Value:
     if alpha != 1:
         source = mapped(e, "mul", source.type.dtype, source, alpha)
     shape = tuple(size if i == axis else 1 for i, size in enumerate(source.type.shape))
-    wide = broadcast_to(e, reshaped(e, at, shape), source.type.shape)
+    wide = widened(e, reshaped(e, at, shape), source.type.shape)
     combine: Any = "add" if n.op.startswith("index_add") else "none"
     found = e(t.ScatterElements(x, wide, cast(e, source, x.type.dtype), axis=axis, combine=combine))
     return reshaped(e, found, n.type.shape)
@@ -560,7 +532,7 @@ def index_reduce(n: TorchNode, e: Emitter) -> Value:
     at, source = n["index"], n["source"]
     axis = n.axis(source.type.rank)
     shape = tuple(size if i == axis else 1 for i, size in enumerate(source.type.shape))
-    wide = broadcast_to(e, reshaped(e, at, shape), source.type.shape)
+    wide = widened(e, reshaped(e, at, shape), source.type.shape)
     return scatter(replace(n, args={**n.args, "index": wide, "src": source}), e)
 
 
@@ -582,7 +554,7 @@ def slice_scatter(n: TorchNode, e: Emitter) -> Value:
         return e(t.Concat(tuple(v for v in around if v.type.shape[axis]), axis))
     line = np.arange(start, start + count * step, step)
     shape = tuple(count if i == axis else 1 for i in range(x.type.rank))
-    at = broadcast_to(e, e.constant(line.reshape(shape), i64), source.type.shape)
+    at = widened(e, e.constant(line.reshape(shape), i64), source.type.shape)
     return e(t.ScatterElements(x, at, source, axis))
 
 
@@ -606,7 +578,7 @@ def filled(n: TorchNode, e: Emitter, argument: str) -> Value:
     """One number throughout: the argument of that name."""
     number = n.args[argument]
     if isinstance(number, Value):
-        return broadcast_to(e, cast(e, reshaped(e, number, ()), n.type.dtype), n.type.shape)
+        return widened(e, cast(e, reshaped(e, number, ()), n.type.dtype), n.type.shape)
     return e.fill(of_dtype(number, n.type.dtype), n.type)
 
 

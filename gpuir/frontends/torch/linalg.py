@@ -10,7 +10,7 @@ from math import prod
 from typing import Any
 
 from gpuir.frontends.emit import Emitter
-from gpuir.frontends.idioms import cast, line, transposed
+from gpuir.frontends.idioms import cast, line, matrices_turned, widened
 from gpuir.frontends.torch.complex import conjugated
 from gpuir.frontends.torch.node import Converter, Results, TorchNode
 from gpuir.frontends.torch.pointwise import mapped
@@ -74,9 +74,7 @@ def solved_twice(n: TorchNode, e: Emitter, b: Value, factor: Value, upper: bool)
 
 
 def adjoint(e: Emitter, x: Value) -> Value:
-    rank = x.type.rank
-    y = transposed(e, x, (*range(rank - 2), rank - 1, rank - 2))
-    return conjugated(e, y)
+    return conjugated(e, matrices_turned(e, x))
 
 
 def triangular(
@@ -104,12 +102,11 @@ def old_triangular(n: TorchNode, e: Emitter) -> Results:
     a, upper = n["A"], bool(n.args["upper"])
     used = a
     if n.args["transpose"]:
-        rank = a.type.rank
-        used, upper = transposed(e, a, (*range(rank - 2), rank - 1, rank - 2)), not upper
+        used, upper = matrices_turned(e, a), not upper
     y = triangular(e, used, n["self"], n.type, upper, True, bool(n.args["unitriangular"]))
     type = n.types[1]
     assert type is not None
-    return y, a if a.type.shape == type.shape else e(t.Broadcast(a, type.shape))
+    return y, widened(e, a, type.shape)
 
 
 def factors(e: Emitter, x: Value, packed: Any, pivots: Any) -> tuple[Value, ...]:

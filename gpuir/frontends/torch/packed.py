@@ -13,7 +13,7 @@ from torch.nn import functional
 from torch.utils._dtype_abbrs import dtype_abbrs
 
 from gpuir.frontends.emit import Emitter
-from gpuir.frontends.idioms import cast, reshaped
+from gpuir.frontends.idioms import cast, first_cells, reshaped
 from gpuir.frontends.torch.node import Converter, Results, TorchNode
 from gpuir.ir.graph import Value
 from gpuir.ir.types import DType, f4e2m1, f32, i32
@@ -228,8 +228,7 @@ def scaled(
         if even:
             return v
         whole = reshaped(e, e(t.Broadcast(v, shape)), (*lead, blocks[-4] * r, blocks[-2] * c))
-        rank = len(lead) + 2
-        return e(t.Slice(whole, (0,) * rank, (*lead, out, into), (1,) * rank))
+        return first_cells(e, whole, (*lead, out, into))
 
     y = reshaped(e, w, shape) if even else w
     y = e(t.Cast(e(t.Bitcast(y, f4e2m1)) if floats else y, dtype), fold=False)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from gpuir.frontends.emit import Emitter
-from gpuir.frontends.idioms import cast, pick
+from gpuir.frontends.idioms import cast, pick, widened
 from gpuir.frontends.node import each_named
 from gpuir.frontends.torch.node import Converter, TorchNode, dtype_of
 from gpuir.ir.graph import Value
@@ -376,7 +376,7 @@ def unchanged(n: TorchNode, e: Emitter) -> Value:
 def copy(n: TorchNode, e: Emitter) -> Value:
     """src in the shape and dtype of self."""
     y = cast(e, n["src"], n.type.dtype)
-    return y if y.type.shape == n.type.shape else e(t.Broadcast(y, n.type.shape))
+    return widened(e, y, n.type.shape)
 
 
 def viewed_as(n: TorchNode, e: Emitter) -> Value:

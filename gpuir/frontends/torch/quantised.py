@@ -238,11 +238,7 @@ def described(scheme: Scheme) -> str:
 
 
 def apart_from(
-    scheme: Scheme,
-    model: Any,
-    given: list[str] | None,
-    defaults: bool = False,
-    wide: bool = True,
+    scheme: Scheme, model: Any, given: list[str] | None, defaults: bool = False, wide: bool = True
 ) -> Callable[[str, nn.Module], Scheme | None]:
     """The scheme for all layers but those named: without names, or with `defaults` beside them, the
     output layer and tied ones; with `wide` also those that the class wants in f32 (T5's `wo`), as

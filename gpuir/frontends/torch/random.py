@@ -5,21 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from gpuir.frontends.emit import Emitter
-from gpuir.frontends.idioms import cast, reshaped
+from gpuir.frontends.idioms import cast, drawn, dropped, reshaped, widened
 from gpuir.frontends.torch.node import Converter, Results, TorchNode
 from gpuir.frontends.torch.pointwise import mapped
 from gpuir.ir.graph import Value
 from gpuir.ir.types import TensorType, bool_, f32, i64
 from gpuir.ops import tensor as t
-
-
-def drawn(e: Emitter, kind: str, type: TensorType, *args: Value, **settings: float) -> Value:
-    """The routine `random`, which is never folded, in the dtype asked for."""
-    attrs = (("kind", kind), ("seed", 0), ("shape", type.shape), *settings.items())
-    own = {"keep": bool_, "bernoulli": bool_, "multinomial": i64}.get(kind, f32)
-    made = TensorType(type.shape, own)
-    y = e(t.Routine("random", args, (made,), attrs, work=type.size), fold=False)
-    return cast(e, y, type.dtype)
 
 
 def uniform(n: TorchNode, e: Emitter) -> Value:
@@ -58,7 +49,7 @@ def bernoulli(n: TorchNode, e: Emitter) -> Value:
     if p is None:
         return drawn(e, "bernoulli", n.type, n["self"])
     if isinstance(p, Value):
-        odds = p if p.type.shape == n.type.shape else e(t.Broadcast(p, n.type.shape))
+        odds = widened(e, p, n.type.shape)
         return drawn(e, "bernoulli", n.type, odds)
     return drawn(e, "keep", n.type, ratio=1 - float(p))
 
@@ -80,8 +71,7 @@ def dropout(n: TorchNode, e: Emitter) -> Results:
     if n.args["train"] is False or p == 0:
         return (x, e.fill(True, mask_type)) if native else x
     keep = drawn(e, "keep", mask_type, ratio=p)
-    scaled = e.map("mul", x, 1 / (1 - p) if p < 1 else 0.0)
-    y = e.map("where", keep, scaled, e.constant(0, x.type.dtype))
+    y = dropped(e, x, keep, p)
     return (y, keep) if native else y
 
 

@@ -52,9 +52,7 @@ def recurrent(
     each = 4 if n.args["has_biases"] else 2
     if len(params) != runs * each:
         raise n.refused(
-            "projections (proj_size) are not supported",
-            f"{runs * each} weights",
-            len(params),
+            "projections (proj_size) are not supported", f"{runs * each} weights", len(params)
         )
     if n.args["train"] and n.args["dropout"] and int(n.args["num_layers"]) > 1:
         e.assume(f"{n.name}: dropout between layers is counted as free")

@@ -7,7 +7,16 @@ from math import log2, prod
 from typing import Any
 
 from gpuir.frontends.emit import Emitter
-from gpuir.frontends.idioms import cast, line, part, reshaped
+from gpuir.frontends.idioms import (
+    along_channels,
+    cast,
+    inverse_root,
+    line,
+    moments,
+    over,
+    part,
+    reshaped,
+)
 from gpuir.frontends.node import each_named
 from gpuir.frontends.torch.complex import is_complex, magnitude, pair
 from gpuir.frontends.torch.node import Converter, Results, TorchNode
@@ -22,11 +31,6 @@ def reduction(n: TorchNode, e: Emitter, fn: Any) -> Value:
     """`fn` over `dim`, or over all of it, in the result's dtype."""
     x = cast(e, n["self"], n.type.dtype)
     return over(e, fn, x, n.axes(x.type.rank), bool(n.args.get("keepdim", False)))
-
-
-def over(e: Emitter, fn: Any, x: Value, axes: tuple[int, ...], keepdims: bool) -> Value:
-    """A reduction; x itself where there are no axes."""
-    return e(t.Reduce(fn, x, axes, keepdims)) if axes else x
 
 
 def truths(n: TorchNode, e: Emitter, fn: Any) -> Value:
@@ -293,11 +297,8 @@ def statistics(
     """The mean and 1 / sqrt(variance + eps), in the dtype and shape of the results 1 and 2."""
     type = n.types[1]
     assert type is not None
-    wide = cast(e, x, type.dtype)
-    middle = over(e, "mean", wide, axes, True)
-    apart = e.map("sub", wide, middle)
-    spread = over(e, "mean", e.map("mul", apart, apart), axes, True)
-    inverse = e.map("rsqrt", e.map("add", spread, eps))
+    middle, _, spread = moments(e, cast(e, x, type.dtype), axes)
+    inverse = inverse_root(e, spread, eps)
     return reshaped(e, middle, type.shape), reshaped(e, inverse, type.shape)
 
 
@@ -339,8 +340,8 @@ def group_norm(n: TorchNode, e: Emitter) -> Results:
 
 
 def per_channel(e: Emitter, v: Value | None, rank: int) -> Value | None:
-    """[C]  →  [C, 1, ..]: along axis 1 of a tensor of that rank."""
-    return None if v is None else reshaped(e, v, (v.type.size, *(1,) * (rank - 2)))
+    """A vector along the channels, where it is there."""
+    return None if v is None else along_channels(e, v, rank)
 
 
 def batch_norm(n: TorchNode, e: Emitter) -> Results:
@@ -356,10 +357,8 @@ def batch_norm(n: TorchNode, e: Emitter) -> Results:
         axes = (0, *range(2, rank))
         y = e(t.Normalize(x, axes=axes, scale=scale, bias=bias, eps=eps))
         wide = cast(e, x, f32) if x.type.dtype.bits < 32 else x
-        middle = over(e, "mean", wide, axes, True)
-        apart = e.map("sub", wide, middle)
-        spread = over(e, "mean", e.map("mul", apart, apart), axes, True)
-        inverse = e.map("rsqrt", e.map("add", spread, eps))
+        middle, _, spread = moments(e, wide, axes)
+        inverse = inverse_root(e, spread, eps)
     else:
         middle, spread = (per_channel(e, v, rank) for v in running)
         assert middle is not None and spread is not None

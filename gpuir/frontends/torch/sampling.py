@@ -9,7 +9,17 @@ from typing import Any, Literal
 import numpy as np
 
 from gpuir.frontends.emit import Emitter
-from gpuir.frontends.idioms import cast, pick, reshaped, transposed
+from gpuir.frontends.idioms import (
+    Window,
+    cast,
+    column_image,
+    matrices_turned,
+    pick,
+    reshaped,
+    sampled,
+    transposed,
+    widened,
+)
 from gpuir.frontends.torch.contraction import spread
 from gpuir.frontends.torch.layout import nonzero_places
 from gpuir.frontends.torch.node import Converter, Results, TorchNode
@@ -76,38 +86,22 @@ RESAMPLING = {
 
 
 def grid_sample(n: TorchNode, e: Emitter) -> Value:
-    """Work: a multiply-add for each tap of a cell; three operations an axis to place a point."""
-    x, grid = n["input"], n["grid"]
     mode = ("linear", "nearest", "cubic")[n.args["interpolation_mode"]]
-    spatial = x.type.rank - 2
-    taps = {"nearest": 0, "linear": 2, "cubic": 4}[mode] ** spatial
-    attrs = (
-        ("mode", mode),
-        ("padding", ("zeros", "border", "reflection")[n.args["padding_mode"]]),
-        ("align_corners", bool(n.args["align_corners"])),
-    )
-    work = 2 * taps * n.type.size + grid.type.size // spatial * (3 * spatial + taps)
-    return e(t.Routine("grid_sample", (x, grid), (n.type,), attrs, work=work))
+    padding = ("zeros", "border", "reflection")[n.args["padding_mode"]]
+    return sampled(e, n["input"], n["grid"], mode, padding, bool(n.args["align_corners"]))
 
 
-def column_image(n: TorchNode, e: Emitter) -> Value:
-    """col2im: each column's cells added where its window was. Work: an addition a cell."""
+def folded(n: TorchNode, e: Emitter) -> Value:
+    """col2im. Work: an addition a cell."""
     x = n["self"]
     alone = x.type.rank == 2
     x = reshaped(e, x, (1, *x.type.shape)) if alone else x
     image, block = tuple(n.args["output_size"]), tuple(n.args["kernel_size"])
     strides, low, dilations = (spread(n.args[a], 2) for a in ("stride", "padding", "dilation"))
-    rows = zip(image, block, strides, low, low, dilations, strict=True)
-    counts = tuple(t.window_extent(*row) for row in rows)
-    shape = n.type.shape
-    gives = n.type.with_shape((1, *shape)) if alone else n.type
-    attrs = (
-        *(("image", image), ("block", block), ("counts", counts)),
-        *(("strides", strides), ("low", low), ("dilations", dilations)),
-    )
+    gives = n.type.with_shape((1, *n.type.shape)) if alone else n.type
     work = x.type.size * flops_of("add", x.type.dtype)
-    made = e(t.Routine("col2im", (x,), (gives,), attrs, work=work))
-    return reshaped(e, made, shape)
+    window = Window(block, strides, low, low, dilations)
+    return reshaped(e, column_image(e, x, image, window, gives, work), n.type.shape)
 
 
 def fourier(n: TorchNode, e: Emitter) -> Value:
@@ -161,9 +155,8 @@ def euclidean(n: TorchNode, e: Emitter, a: Value, b: Value) -> Value:
     squares = [
         over(e, "sum", mapped(e, "mul", dtype, x, x), (x.type.rank - 1,), True) for x in (a, b)
     ]
-    order = (*range(b.type.rank - 2), b.type.rank - 1, b.type.rank - 2)
-    both = e(t.Matmul(a, transposed(e, b, order)))
-    total = mapped(e, "add", dtype, squares[0], transposed(e, squares[1], order))
+    both = e(t.Matmul(a, matrices_turned(e, b)))
+    total = mapped(e, "add", dtype, squares[0], matrices_turned(e, squares[1]))
     total = mapped(e, "sub", dtype, total, mapped(e, "mul", dtype, both, 2))
     return mapped(e, "sqrt", dtype, mapped(e, "max", dtype, total, 0))
 
@@ -181,10 +174,7 @@ def masked_scatter(n: TorchNode, e: Emitter) -> Value:
     and a pick."""
     x, mask, source = n["self"], n["mask"], n["source"]
     shape = n.type.shape
-    if mask.type.shape != shape:
-        mask = e(t.Broadcast(mask, shape))
-    if x.type.shape != shape:
-        x = e(t.Broadcast(x, shape))
+    x, mask = widened(e, x, shape), widened(e, mask, shape)
     flat = reshaped(e, cast(e, mask, i64), (n.type.size,))
     place = e.map("sub", e(t.Cumulative("sum", flat, 0)), 1)
     place = e.map("clip", place, 0, max(source.type.size - 1, 0))
@@ -217,7 +207,7 @@ CONVERTERS: dict[str, Converter] = {
     **{name + way: how for name, how in RESAMPLING.items() for way in ("", "_backward")},
     "grid_sampler_2d": grid_sample,
     "grid_sampler_3d": grid_sample,
-    "col2im": column_image,
+    "col2im": folded,
     **dict.fromkeys(("_fft_r2c", "_fft_c2r", "_fft_c2c"), fourier),
     "_cdist_forward": distances,
     "_pdist_forward": pairs,

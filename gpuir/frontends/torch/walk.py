@@ -20,14 +20,7 @@ from gpuir.frontends.torch.flex import FLEX
 from gpuir.frontends.torch.higher import HIGHER, arithmetic
 from gpuir.frontends.torch.node import Arguments, TorchNode, dtype_of
 from gpuir.frontends.torch.packed import launched
-from gpuir.frontends.torch.sparse import (
-    Sparse,
-    answered,
-    held_in,
-    is_sparse,
-    result,
-    sized,
-)
+from gpuir.frontends.torch.sparse import Sparse, answered, held_in, is_sparse, result, sized
 from gpuir.frontends.torch.subclasses import Call
 from gpuir.frontends.torch.table import CONVERTERS
 from gpuir.ir.errors import GpuirError, ModelError, nearest
@@ -261,12 +254,7 @@ class Walk:
         return found[0] if single else tuple(found)
 
     def unconverted(
-        self,
-        node: fx.Node,
-        packet: str,
-        target: torch._ops.OpOverload,
-        call: TorchNode,
-        value: Any,
+        self, node: fx.Node, packet: str, target: torch._ops.OpOverload, call: TorchNode, value: Any
     ) -> Any:
         """What torch decomposes the call to; where it does not, an opaque op."""
         simpler = decomposed(target, call.args, call.fakes) if self.depth < DEEPEST else None
