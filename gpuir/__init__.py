@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from gpuir.analysis import analyze, explain, lower
+    from gpuir.cost.collective import collective
     from gpuir.cost.nest import Tiles
     from gpuir.distributed import simulate_ranks
     from gpuir.ir.errors import GpuirError
@@ -64,6 +65,7 @@ __all__ = [
     "apply",
     "candidates",
     "cluster_names",
+    "collective",
     "explain",
     "extract",
     "heuristics",
@@ -111,6 +113,7 @@ _HOMES = {
     "gpuir.targets.profile": ("Profile", "load_profile", "profile_names"),
     "gpuir.targets.target": ("Target",),
     "gpuir.text": ("parse", "parse_schedule", "show"),
+    "gpuir.cost.collective": ("collective",),
     "gpuir.cost.nest": ("Tiles",),
     "gpuir.tune.kernels": ("Kernel", "kernel"),
     "gpuir.tune.observe": ("Observed",),

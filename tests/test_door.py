@@ -58,6 +58,7 @@ GOOD: dict[Callable[..., Any], dict[str, Any]] = {
     gpuir.memory: {"graph": COSTED},
     gpuir.timeline: {"graph": COSTED, "profile": gpuir.load_profile("eager")},
     gpuir.load_cluster: {"name": "dgx-a100"},
+    gpuir.collective: {"kind": "all_reduce", "nbytes": 1024, "cluster": "dgx-a100"},
     gpuir.load_host: {"name": "reference"},
     gpuir.load_profile: {"name": "eager"},
     gpuir.load_target: {"name": "a100"},

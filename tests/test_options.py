@@ -467,6 +467,14 @@ case("analyze", "dims", partial(gpuir.analyze, SYMBOLIC, "a100", dims={"n": 4}),
      partial(gpuir.analyze, SYMBOLIC, "a100", dims={"n": 8}))  # fmt: skip
 
 
+ALL_REDUCE = {"kind": "all_reduce", "nbytes": 1 << 24, "cluster": "dgx-h100"}
+differ("collective", ALL_REDUCE, kind="all_gather", nbytes=1 << 20, cluster="dgx-a100", ranks=4)
+differ("collective", ALL_REDUCE, dtype="i8", library="vllm", mode="kernel_trace")
+GATHERED = {"kind": "all_gather", "nbytes": 1 << 20, "cluster": "dgx-b200"}
+differ("collective", GATHERED, version="2.27.5", run="b200_sxm 2.29.2")
+differ("collective", ALL_REDUCE | {"cluster": "2xdgx-h100", "ranks": 8}, near=4)
+
+
 @cache
 def config() -> str:
     folder = Path(mkdtemp())

@@ -14,6 +14,7 @@ import numpy as np
 
 from gpuir.cli import options
 from gpuir.cli.output import check_ahead, emit, layout, note, write
+from validation import commands
 
 if TYPE_CHECKING:
     from gpuir.backends.terminal import Layout, Page
@@ -142,6 +143,23 @@ def run(protocol: str, series: Sequence[Series], field: Field) -> list[Picked]:
     return ways[protocol]()
 
 
+DTYPES = {8: "i8", 16: "bf16", 32: "f32", 64: "f64"}
+
+
+def rows(picked: Sequence[Picked]) -> Iterator[commands.Row]:
+    """Each row's time with its call."""
+    from gpuir.fit.collectives import BITS, OPS
+
+    for s, times in picked:
+        c = s.curve
+        given = {"near": s.near, "dtype": DTYPES[BITS[s.dtype]], "library": c.library}
+        given |= {"mode": c.mode, "version": c.version, "run": c.run}
+        words = ", ".join(f"{name}={value!r}" for name, value in given.items() if value)
+        for nbytes, time_s in zip(s.nbytes.tolist(), times.tolist(), strict=True):
+            what = f"{OPS[s.op]!r}, {nbytes!r}, {s.target!r}, {int(s.group.ranks)}, {words}"
+            yield commands.Row(time_s, "s", f"gpuir.collective({what}).time_s")
+
+
 FAMILIAR = {"sizes": "size", "ranks": "ranks", "systems": "system"}
 
 
@@ -265,6 +283,7 @@ def _cells(some: Sequence[Scored]) -> tuple[str, ...]:
 @click.command()
 @click.argument("files", nargs=-1, type=click.Path())
 @click.option("--json", "json_path", type=click.Path(), help="Write the scores here as JSON.")
+@commands.option
 @click.option(
     "--unseen",
     multiple=True,
@@ -282,6 +301,7 @@ def collectives(files: tuple[str, ...], **given: Any) -> None:
     \b
     gpuir eval collectives collectives*.parquet
     gpuir eval collectives collectives*.parquet --unseen all --json scores.json
+    gpuir eval collectives collectives*.parquet --commands
     gpuir eval collectives collectives*.parquet --fit collective1.json
     """
     from gpuir.cost.collective import weights
@@ -298,9 +318,11 @@ def collectives(files: tuple[str, ...], **given: Any) -> None:
         if not series:
             raise UsageError("no row to fit to", where=", ".join(files))
         fitted(series, given["weights"])
-        return
+        return None
     asked = PROTOCOLS if "all" in given["unseen"] else dict.fromkeys(given["unseen"])
     field = weights()
+    if given["commands"]:
+        return emit(commands.report(rows(run("shipped", series, field))), given["output"])
     scores: dict[str, list[Scored]] = {}
     for protocol in ("shipped", *asked):
         found = run(protocol, series, field)

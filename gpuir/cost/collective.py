@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import exp, prod
+from os import PathLike, fspath
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -21,9 +22,10 @@ import numpy as np
 from gpuir.cost.data import of_isa, table
 from gpuir.cost.kriging import Curve, Field, read_weights
 from gpuir.cost.sheet import Number, Sheet
-from gpuir.ir.errors import TargetError
-from gpuir.ir.types import DType
-from gpuir.targets.cluster import Cluster, Level
+from gpuir.ir.door import PATH, TEXT, one_of, real, takes, whole
+from gpuir.ir.errors import TargetError, UsageError
+from gpuir.ir.types import DTYPES, DType
+from gpuir.targets.cluster import Cluster, Level, load_cluster
 
 _where: Callable[..., Number] = np.where
 
@@ -467,6 +469,58 @@ def chosen(found: list[Way]) -> tuple[Any, Any]:
 
 
 # ---- what a collective takes --------------------------------------------------------------------
+
+
+@takes(
+    kind=one_of(*KINDS),
+    nbytes=real(),
+    cluster=PATH,
+    ranks=whole(1),
+    near=whole(1),
+    dtype=one_of(*DTYPES),
+    library=one_of(*MODES),
+    mode=TEXT,
+    version=TEXT,
+    run=TEXT,
+)
+def collective(
+    kind: str,
+    nbytes: float,
+    cluster: str | PathLike[str],
+    ranks: int | None = None,
+    *,
+    near: int | None = None,
+    dtype: str = "bf16",
+    library: str = "nccl",
+    mode: str = "",
+    version: str = "",
+    run: str = "",
+) -> Time:
+    """What a collective takes over the GPUs of a cluster, or `ranks` of them.
+
+        gpuir.collective("all_reduce", 1 << 20, "dgx-h100").time_s
+
+    `near` ranks are side by side in each node, by default as many as it has. `nbytes` is as
+    nccl-tests counts: of an all_gather its output, of a reduce_scatter its input, of an all_to_all
+    a rank's whole buffer, else the tensor. `library` is `nccl`, or the all-reduce of `vllm`,
+    `sglang`, `trtllm`; `mode` how it runs and is timed (`eager_loop`, `kernel_trace`; `cuda_graph`,
+    `eager`), by default the first that its library has. `version` is its release, and `run` a set
+    of measurements that the prediction is to follow, where either is known. UsageError or
+    TargetError where the cluster has no such ranks, or the library no such collective.
+    """
+    machine = load_cluster(fspath(cluster))
+    ranks = ranks or machine.gpus
+    near = min(near or machine.node_gpus, ranks)
+    flat = near in (machine.node_gpus, ranks)
+    sizes, strides = ((ranks,), (1,)) if flat else ((ranks // near, near), (machine.node_gpus, 1))
+    if near > machine.node_gpus or ranks > machine.gpus or (not flat and ranks % near):
+        raise UsageError(
+            f"{machine.name} has no such ranks",
+            expected=f"at most {machine.gpus}, {machine.node_gpus} of them in a node",
+            found=f"ranks={ranks}, near={near}",
+        )
+    of = Library(library, mode or MODES[library][0], version, run)
+    return collective_time(kind, nbytes, DTYPES[dtype], sizes, strides, machine, of)
 
 
 def collective_time(

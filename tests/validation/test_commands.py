@@ -224,3 +224,43 @@ def test_labels(tmp_path: Path):
     rows = [row_of(r, config) for r in found]
     assert [bool(row.text) for row in rows] == [True, False]
     check(rows[:1])
+
+
+# ---- collectives --------------------------------------------------------------------------------
+
+COLLECTIVE: dict[str, object] = {
+    "system": "h100_sxm", "library": "nccl", "mode": "eager_loop", "op": "all_reduce",
+    "dtype": "fp16", "world_size": 8, "bytes": 1024, "latency_us": 20, "gpus_per_node": 8,
+    "rep_spread": 0.1, "library_version": "2.21.5", "source": "",
+}
+
+
+def communicated(path: Path) -> list[Row]:
+    from gpuir.cost.collective import weights
+    from gpuir.fit import collectives as fit
+    from validation import collectives
+
+    return list(collectives.rows(fit.shipped(fit.read(path).series, weights())))
+
+
+def test_collectives(tmp_path: Path):
+    lines = [
+        COLLECTIVE,
+        COLLECTIVE | {"op": "all_gather", "bytes": 1 << 26, "world_size": 4, "dtype": "fp32"},
+        COLLECTIVE | {"op": "sendrecv", "world_size": 2, "dtype": "int8"},
+        COLLECTIVE | {"op": "alltoall", "world_size": 32, "gpus_per_node": 8},
+        COLLECTIVE | {"world_size": 8, "gpus_per_node": 4, "mode": "kernel_trace"},
+        COLLECTIVE | {"library": "vllm", "mode": "cuda_graph", "system": "a100_sxm"},
+        COLLECTIVE | {"dtype": "int8", "library_version": "unknown"},
+    ]
+    found = communicated(written(tmp_path / "collectives.csv", lines))
+    assert len(found) == len(lines)
+    check(found)
+
+
+def test_measured_collectives():
+    pytest.importorskip("pyarrow")
+    path = SHARED / "kernels/collectives.parquet"
+    if not path.exists():
+        pytest.skip(f"no measurements at {path}")
+    check(random.Random(0).sample(communicated(path), 200))
