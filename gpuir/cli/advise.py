@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
-
-import click
 
 from gpuir.cli import options
 from gpuir.cli.lowering import refuse_opaque
-from gpuir.cli.modules import Loaded, load_modules
+from gpuir.cli.modules import Loaded
 from gpuir.cli.output import progress, show, warn
+from gpuir.cli.request import ask, held, option, request
 
 if TYPE_CHECKING:
     from gpuir.ir.graph import Graph
@@ -23,19 +23,22 @@ if TYPE_CHECKING:
 STEPS = 75  # of the bar: runs that a report usually takes
 
 
-@click.command()
-@options.model
-@options.target()
-@options.loading
-@options.running
-@click.option("--only", help="Kinds of changes to try: batch,precision,stack.  [all]")
-@options.price
-@options.formats()
-@options.as_json
-@options.width
-@options.output
-@options.load_modules
-def command(**given: Any) -> None:
+@dataclass(frozen=True)
+class Advise(options.Runs):
+    model: str = ask(options.model)
+    target: str | None = ask(options.target())
+    loading: options.Loading = held(options.Loading)
+    costing: options.Costing = held(options.Costing, without="schedule cluster")
+    only: str | None = option("Kinds of changes to try: batch,precision,stack.  [all]")
+    price: options.Pairs[float] = ask(options.price)
+    format: str = ask(options.stacked(options.formats(), options.as_json))
+    width: int | None = ask(options.width)
+    output: str | None = ask(options.output)
+    loaded: Loaded = ask(options.load_modules)
+
+
+@request(Advise)
+def command(asked: Advise) -> None:
     """Find the few changes that make MODEL faster or cheaper.
 
     gpuir tries each change by predicting the model with it.
@@ -47,34 +50,34 @@ def command(**given: Any) -> None:
     """
     from gpuir.backends.advice import advice_report
 
-    found = run(given, load_modules(given["modules"]))
-    show(advice_report(found, flags), given)
+    found = run(asked)
+    show(advice_report(found, flags), asked.format, asked.width, asked.output)
 
 
-def run(given: dict[str, Any], loaded: Loaded) -> Advice:
+def run(asked: Advise) -> Advice:
     """The report; what the loader is not sure of is said once."""
     from gpuir.ir.errors import UsageError, nearest
     from gpuir.plan.advise import advise
     from gpuir.plan.changes import CHANGE_KINDS
 
-    targets = options.targets_of(given, loaded)
+    targets = options.targets_of(asked.run)
     if len(targets) > 1:
         names = ", ".join(target.name for target in targets)
         raise UsageError("advice is for one target", found=names, fix="give one --target")
-    kinds = (given["only"] or ",".join(CHANGE_KINDS)).split(",")
+    kinds = (asked.only or ",".join(CHANGE_KINDS)).split(",")
     for kind in kinds:
         if kind not in CHANGE_KINDS:
             raise UsageError(
                 f"no kind of change is called {kind!r}", fix=nearest(kind, CHANGE_KINDS)
             )
-    own = options.prices_of(given)
+    own = options.prices_of(asked.price)
     warnings: dict[str, None] = {}
     with progress(STEPS, "advise") as done:
-        test = bench(given, loaded, lambda text: warnings.setdefault(text), done)
+        test = bench(asked, lambda text: warnings.setdefault(text), done)
         found = advise(
             test,
-            setup_of(given, loaded),
-            source_of(given["model"]),
+            setup_of(asked),
+            source_of(asked.model),
             kinds=[kind for kind in CHANGE_KINDS if kind in kinds],
             prices=own,
         )
@@ -83,19 +86,18 @@ def run(given: dict[str, Any], loaded: Loaded) -> Advice:
     return found
 
 
-def setup_of(given: dict[str, Any], loaded: Loaded) -> Setup:
+def setup_of(asked: Advise) -> Setup:
     """What the options say, as a setup."""
     from gpuir.plan.changes import Setup
 
-    how = options.load_options(given, loaded)
+    how = asked.loading.options(asked.loaded)
     dims = dict(how.pop("dims", {}))
-    if source_of(given["model"]) == "config":
+    if source_of(asked.model) == "config":
         dims.setdefault("batch", 1)  # as the loader has it
     return Setup(
-        target=options.with_settings(loaded.target(given["target"].strip()), given),
-        profile=loaded.profile(given["profile"]) if given["profile"] else None,
-        tf32=given["tf32"],
-        passes=given["pipeline"],
+        target=asked.costing.on(asked.loaded.target(str(asked.target).strip())),
+        **asked.costing.stack(asked.loaded),
+        passes=asked.costing.pipeline,
         dims=dims,
         options={name: value for name, value in how.items() if value},
     )
@@ -141,8 +143,7 @@ def source_of(model: str) -> ModelForm:
 
 
 def bench(
-    given: dict[str, Any],
-    loaded: Loaded,
+    asked: Advise,
     say: Callable[[str], Any],
     done: Callable[[], None],
 ) -> Bench:
@@ -154,7 +155,7 @@ def bench(
     from gpuir.passes.math import run_under
     from gpuir.plan.advise import Bench
 
-    predictor = find_predictor(given["predictor"], loaded.predictors)
+    predictor = find_predictor(asked.costing.predictor, asked.loaded.predictors)
     models: dict[str, Graph] = {}
     graphs: dict[str, Graph] = {}
     lowered: dict[str, Graph] = {}
@@ -165,8 +166,8 @@ def bench(
             how |= {"profile": setup.profile, "tf32": setup.tf32}
         key = json.dumps(how, default=str, sort_keys=True)
         if key not in models:
-            models[key] = gpuir.load(given["model"], warn=say, **how)
-            if given["strict"]:
+            models[key] = gpuir.load(asked.model, warn=say, **how)
+            if asked.loading.strict:
                 refuse_opaque(models[key])
         return models[key]
 
@@ -176,7 +177,9 @@ def bench(
             return g
         key = f"{id(g)} {setup.passes} {setup.profile} {setup.tf32}"
         if key not in graphs:
-            steps = gpuir.pipeline(setup.passes, loaded.passes, loaded.predictors, loaded.targets)
+            steps = gpuir.pipeline(
+                setup.passes, asked.loaded.passes, asked.loaded.predictors, asked.loaded.targets
+            )
             graphs[key] = steps.run(run_under(g, setup.profile, setup.tf32))
         return graphs[key]
 
@@ -185,14 +188,14 @@ def bench(
         started, target = run_under(g, setup.profile, setup.tf32), gpuir.load_target(setup.target)
         if started.level >= Level.kernel:
             return started
-        steps = lowering(started, target, loaded.passes)
+        steps = lowering(started, target, asked.loaded.passes)
         key = f"{id(g)} {setup.profile} {setup.tf32} {steps}"
         if key not in lowered:
             lowered[key] = steps.run(started)
         return lowered[key]
 
     def run(setup: Setup) -> Answer:
-        batch = options.batch((tuple(setup.dims.items()),)) or 1
+        batch = options.batch(setup.dims) or 1
         return gpuir.analyze(kernels(setup), setup.target, predictor=predictor, batch=batch)
 
     return Bench(graph, run, done)

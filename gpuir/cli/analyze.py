@@ -2,52 +2,45 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass, replace
 
 import click
 
 from gpuir.backends.table import listed
 from gpuir.cli import crossover, options
 from gpuir.cli.lowering import analyze
-from gpuir.cli.modules import load_modules
-from gpuir.cli.output import emit, layout, warn
+from gpuir.cli.modules import Loaded
+from gpuir.cli.output import emit, layout, show, warn
+from gpuir.cli.request import ask, held, option, request
 
 
-@click.command()
-@options.model
-@options.targets
-@options.loading
-@options.costing
-@click.option(
-    "--format",
-    default="text",
-    callback=options.renamed,
-    show_default=True,
-    help=f"{listed()}.",
-)
-@click.option(
-    "--top", type=click.IntRange(0), default=15, show_default=True, help="Kernels listed."
-)
-@options.width
-@click.option(
-    "--group-by",
-    type=click.Choice(["kernel", "module", "phase"]),
-    default="kernel",
-    show_default=True,
-    help="What the table of totals adds up: kinds of kernels, modules, phases of training.",
-)
-@click.option("--memory", is_flag=True, help="List who holds memory at the peak.")
-@click.option(
-    "--crossover",
-    metavar="DIM",
-    help="In place of the report: from which size of this dimension on the host does not hold the "
-    "device up.",
-)
-@options.output
-@options.load_modules
-@options.verbose
-def command(**given: Any) -> None:
+@dataclass(frozen=True)
+class Analyze(options.Runs):
+    model: str = ask(options.model)
+    target: str | None = ask(options.targets)
+    loading: options.Loading = held(options.Loading)
+    costing: options.Costing = held(options.Costing)
+    format: str = option(f"{listed()}.", default="text", callback=options.renamed)
+    top: int = option("Kernels listed.", type=click.IntRange(0), default=15)
+    width: int | None = ask(options.width)
+    group_by: str = option(
+        "What the table of totals adds up: kinds of kernels, modules, phases of training.",
+        type=click.Choice(["kernel", "module", "phase"]),
+        default="kernel",
+    )
+    memory: bool = option("List who holds memory at the peak.")
+    crossover: str | None = option(
+        "In place of the report: from which size of this dimension on the host does not hold "
+        "the device up.",
+        metavar="DIM",
+    )
+    output: str | None = ask(options.output)
+    loaded: Loaded = ask(options.load_modules)
+    verbose: bool = ask(options.verbose)
+
+
+@request(Analyze)
+def command(asked: Analyze) -> None:
     """Predict how long MODEL takes on a GPU, and show why.
 
     MODEL is an ONNX file, a PyTorch program (model.pt2, or my.module:build), a Hugging Face config
@@ -70,28 +63,28 @@ def command(**given: Any) -> None:
     from gpuir.ir.errors import PluginError
     from gpuir.plugins import blamed
 
-    loaded = load_modules(given["modules"])
-    if given["crossover"]:
-        crossover.show_crossover(given, loaded)
+    if asked.crossover:
+        found = crossover.report(asked.run, asked.crossover, asked.format)
+        show(found, asked.format, asked.width, asked.output)
         return
-    backend = find_backend(given["format"], loaded.backends)
+    backend = find_backend(asked.format, asked.loaded.backends)
     warnings: list[str] = []
-    answers = analyze(given, loaded, warnings)
+    answers = analyze(asked.run, warnings)
     shape = replace(
-        layout(given["width"], given["output"]),
-        top=given["top"],
-        memory=given["memory"],
-        group=given["group_by"],
-        file=given["output"] or "",
+        layout(asked.width, asked.output),
+        top=asked.top,
+        memory=asked.memory,
+        group=asked.group_by,
+        file=asked.output or "",
     )
-    answers = with_fixes(given, loaded, answers)
-    with blamed(backend, f"the format {given['format']!r}"):
+    answers = with_fixes(asked.run, answers)
+    with blamed(backend, f"the format {asked.format!r}"):
         text = backend(answers, shape)
     if not isinstance(text, str | bytes | Folder):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise PluginError(f"the format {given['format']!r} returns no text", found=repr(text))
-    if given["format"] != "text" or given["output"]:
+        raise PluginError(f"the format {asked.format!r} returns no text", found=repr(text))
+    if asked.format != "text" or asked.output:
         for warning in warnings:
             warn(warning)
-    emit(text, given["output"])
+    emit(text, asked.output)
     if all(s.fits is False for s in answers):
         raise click.exceptions.Exit(1)

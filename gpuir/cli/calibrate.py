@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from os.path import realpath, relpath
 from pathlib import Path
 from time import monotonic
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
 from gpuir.cli import checkout
 from gpuir.cli.options import MOST_S, Finite
 from gpuir.cli.output import check_ahead, emit, layout, note, warn
+from gpuir.cli.request import option, request
 
 if TYPE_CHECKING:
     from gpuir.backends.terminal import Page
@@ -29,36 +30,32 @@ HOST_S = 5.0  # of one op again and again
 OWN = "cpu"  # the name that stands for the CPU at hand, whatever its level
 
 
-@click.command()
-@click.option(
-    "--target",
-    help="The target to correct: a name, a .toml file, or cpu.  [the GPU of this machine]",
-)
-@click.option(
-    "--table",
-    "tables",
-    multiple=True,
-    type=click.Path(),
-    help="Measurements to calibrate on, instead of making some.",
-)
-@click.option("-o", "--out", type=click.Path(), help="Write the new target here.  [stdout]")
-@click.option(
-    "--name", help="Name of the new target.  [the file's name, or the target's with -mine]"
-)
-@click.option(
-    "--budget-s",
-    type=Finite(10, MOST_S),
-    default=300.0,
-    show_default=True,
-    help="Measure for at most so many seconds.",
-)
-@click.option(
-    "--host",
-    is_flag=True,
-    help="Measure how long the host takes to launch kernels, and write a host.",
-)
-@click.option("--width", type=click.IntRange(40), help="Columns of the summary.  [the terminal's]")
-def command(target: str | None, tables: tuple[str, ...], out: str | None, **given: Any) -> None:
+@dataclass(frozen=True)
+class Calibrate:
+    target: str | None = option(
+        "The target to correct: a name, a .toml file, or cpu.  [the GPU of this machine]"
+    )
+    tables: tuple[str, ...] = option(
+        "Measurements to calibrate on, instead of making some.",
+        "--table",
+        multiple=True,
+        type=click.Path(),
+    )
+    out: str | None = option(
+        "Write the new target here.  [stdout]", "-o", "--out", type=click.Path()
+    )
+    name: str | None = option(
+        "Name of the new target.  [the file's name, or the target's with -mine]"
+    )
+    budget_s: float = option(
+        "Measure for at most so many seconds.", type=Finite(10, MOST_S), default=300.0
+    )
+    host: bool = option("Measure how long the host takes to launch kernels, and write a host.")
+    width: int | None = option("Columns of the summary.  [the terminal's]", type=click.IntRange(40))
+
+
+@request(Calibrate)
+def command(asked: Calibrate) -> None:
     """Measure this device and write a target that agrees with it.
 
     gpuir measures about sixty kernels. The file holds what differs from the given target: a few
@@ -71,8 +68,9 @@ def command(target: str | None, tables: tuple[str, ...], out: str | None, **give
     gpuir calibrate --target a100 --table measured.parquet -o my-a100.toml
     gpuir calibrate --host -o my-host.toml
     """
-    if given["host"]:
-        return host_file(target, tables, out, given["name"], given["budget_s"])
+    target, tables, out = asked.target, asked.tables, asked.out
+    if asked.host:
+        return host_file(target, tables, out, asked.name, asked.budget_s)
     import gpuir
     from gpuir.backends.terminal import Page
     from gpuir.fit.calibrate import calibration
@@ -84,7 +82,7 @@ def command(target: str | None, tables: tuple[str, ...], out: str | None, **give
     target = target or gpu_name()
     base = gpuir.load_target(cpu_level() if target == OWN and not tables else target)
     path = Path(out) if out and out != "-" else Path("-")
-    name = given["name"] or (slug(path.stem) or f"{slug(base.name)}-mine")
+    name = asked.name or (slug(path.stem) or f"{slug(base.name)}-mine")
     check_ahead(out)
     head = {"base": _base(base, target, path), "name": name}
     head["title"] = base.title or base.name
@@ -94,12 +92,12 @@ def command(target: str | None, tables: tuple[str, ...], out: str | None, **give
         batches, how = _read(tables, base)
         start = base
     else:
-        machine, head["title"], numbers = _described(base, RATE_SHARE * given["budget_s"])
+        machine, head["title"], numbers = _described(base, RATE_SHARE * asked.budget_s)
         check_memories(numbers)
         how = f"measured by gpuir calibrate on {machine.provenance}, {_today()}"
         text = dump_difference(head, numbers, {", ".join(numbers): how})
         start = parse_target(text, path)
-        batches = _measured(machine, start, given["budget_s"])
+        batches = _measured(machine, start, asked.budget_s)
     result, fits = calibration(start, batches, no_worse=True)
     check_gain(fits, bool(numbers))
     for text in left_as_they_were(fits):
@@ -111,7 +109,7 @@ def command(target: str | None, tables: tuple[str, ...], out: str | None, **give
     sources = {", ".join(numbers): how} if numbers else {}
     sources["factors, local, backtest"] = f"calibrated on {rows} kernels, {how}; {_errors(fits)}"
     emit(dump_difference(head, {**numbers, **fitted}, sources), out)
-    shape = layout(given["width"])
+    shape = layout(asked.width)
     page = Page(shape.width, shape.color)
     show(fits, page)
     if out and out != "-":

@@ -2,47 +2,47 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from gpuir.cli.lowering import analyze
-from gpuir.cli.modules import Loaded
-from gpuir.cli.output import show, warn
+from gpuir.cli.options import Run, merged
+from gpuir.cli.output import warn
 
 if TYPE_CHECKING:
     from gpuir.plan.searches import Crossing
     from gpuir.report.answer import Answer
+    from gpuir.report.table import Report
     from gpuir.simulate.timeline import Timeline
 
 MOST = 1 << 16
 
 
-def show_crossover(given: dict[str, Any], loaded: Loaded) -> None:
-    """The search as `--format` wants it."""
+def report(run: Run, dim: str, format: str) -> Report:
+    """The search, in a format that reports have."""
     from gpuir.backends.crossing import crossing_report
     from gpuir.backends.table import FORMATS
     from gpuir.ir.errors import UsageError
 
-    if given["format"] not in FORMATS:
-        raise UsageError(
-            f"--crossover has no format {given['format']}", expected=", ".join(FORMATS)
-        )
-    show(crossing_report(search(given, loaded)), given)
+    if format not in FORMATS:
+        raise UsageError(f"--crossover has no format {format}", expected=", ".join(FORMATS))
+    return crossing_report(search(run, dim))
 
 
-def search(given: dict[str, Any], loaded: Loaded) -> list[Crossing]:
+def search(asked: Run, dim: str) -> list[Crossing]:
     """The search for each target and profile, from what `--dims` has on; a value is loaded once for
     all of them."""
     from gpuir.ir.errors import ModelError
     from gpuir.plan.crossover import crossover
     from gpuir.plan.searches import Crossing
 
-    dim: str = given["crossover"]
-    least = max(dict(pair for pairs in given["dims"] for pair in pairs).get(dim, 1), 1)
+    least = max(merged(asked.loading.dims).get(dim, 1), 1)
 
     def answers(value: int) -> list[Answer]:
         warnings: list[str] = []
-        found = analyze({**given, "dims": (*given["dims"], ((dim, value),))}, loaded, warnings)
+        sized = replace(asked, loading=asked.loading.sized((dim, value)))
+        found = analyze(sized, warnings)
         for text in warnings if value == least else ():
             warn(text)
         return found

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import click
 
 from gpuir.cli import options
 from gpuir.cli.lowering import analyze
-from gpuir.cli.modules import Loaded, load_modules
+from gpuir.cli.modules import Loaded
 from gpuir.cli.output import emit, note, show, warn
+from gpuir.cli.request import ask, held, option, request
 
 if TYPE_CHECKING:
     from gpuir.report.saved import Run
@@ -20,29 +22,30 @@ ALWAYS = (  # the options that mean something for reports too
 )
 
 
-@click.command()
-@click.argument("old", type=click.Path())
-@click.argument("new", type=click.Path())
-@click.option(
-    "--budget",
-    "budgets",
-    multiple=True,
-    metavar="latency=+3%",
-    help="How much latency, device, host, memory, launches, flops, bytes, dram, unfitted "
-    "or opaque may be: latency=+3%, memory=+100MB, launches=+0, latency=12ms.",
-)
-@options.target("A GPU, or several. Of reports, the runs to compare.")
-@options.loading
-@options.costing
-@options.formats("junit")
-@click.option(
-    "--top", type=click.IntRange(0), default=15, show_default=True, help="Kernels listed."
-)
-@options.width
-@options.output
-@options.load_modules
-@options.verbose
-def command(old: str, new: str, **given: Any) -> None:
+@dataclass(frozen=True)
+class Diff:
+    old: str = ask(click.argument("old", type=click.Path()))
+    new: str = ask(click.argument("new", type=click.Path()))
+    budgets: tuple[str, ...] = option(
+        "How much latency, device, host, memory, launches, flops, bytes, dram, unfitted or "
+        "opaque may be: latency=+3%, memory=+100MB, launches=+0, latency=12ms.",
+        "--budget",
+        multiple=True,
+        metavar="latency=+3%",
+    )
+    target: str | None = ask(options.target("A GPU, or several. Of reports, the runs to compare."))
+    loading: options.Loading = held(options.Loading)
+    costing: options.Costing = held(options.Costing)
+    format: str = ask(options.formats("junit"))
+    top: int = option("Kernels listed.", type=click.IntRange(0), default=15)
+    width: int | None = ask(options.width)
+    output: str | None = ask(options.output)
+    loaded: Loaded = ask(options.load_modules)
+    verbose: bool = ask(options.verbose)
+
+
+@request(Diff)
+def command(asked: Diff) -> None:
     """Show what changed between two runs, kernel by kernel.
 
     OLD and NEW are reports (`gpuir analyze --format json`) or models. A model beside a report is
@@ -57,13 +60,13 @@ def command(old: str, new: str, **given: Any) -> None:
     from gpuir.backends.diff import diff_report, junit
     from gpuir.report.diff import checks, compare, read_budget
 
-    budgets = [read_budget(text) for text in given["budgets"]]
-    diffs = compare(*runs(old, new, given))
+    budgets = [read_budget(text) for text in asked.budgets]
+    diffs = compare(*runs(asked))
     checked = checks(diffs, budgets)
-    if given["format"] == "junit":
-        emit(junit(checked), given["output"])
+    if asked.format == "junit":
+        emit(junit(checked), asked.output)
     else:
-        show(diff_report(diffs, checked, given["top"]), given)
+        show(diff_report(diffs, checked, asked.top), asked.format, asked.width, asked.output)
     over = [c for c in checked if not c.is_kept]
     for c in over:
         note(f"gpuir: over budget: {c.budget.text} on {c.diff.name}")
@@ -71,18 +74,17 @@ def command(old: str, new: str, **given: Any) -> None:
         raise click.exceptions.Exit(1)
 
 
-def runs(old: str, new: str, given: dict[str, Any]) -> tuple[tuple[Run, ...], tuple[Run, ...]]:
+def runs(asked: Diff) -> tuple[tuple[Run, ...], tuple[Run, ...]]:
     """What to compare. A model is analyzed for the targets and profiles that are asked for, else
     for those of the report beside it."""
-    loaded = load_modules(given["modules"])
-    reports = {path: read(path, given, loaded) for path in (old, new) if is_report(path)}
+    old, new = asked.old, asked.new
+    reports = {path: read(path, asked) for path in (old, new) if is_report(path)}
     if old in reports and new in reports:
         refuse_model_options()
         return reports[old], reports[new]
     beside = next(iter(reports.values()), ())
     old_runs, new_runs = (
-        reports[path] if path in reports else analyzed(path, given, loaded, beside)
-        for path in (old, new)
+        reports[path] if path in reports else analyzed(path, asked, beside) for path in (old, new)
     )
     return old_runs, new_runs
 
@@ -91,7 +93,7 @@ def is_report(path: str) -> bool:
     return path.endswith(".json") and not path.startswith("hf:")
 
 
-def read(path: str, given: dict[str, Any], loaded: Loaded) -> tuple[Run, ...]:
+def read(path: str, asked: Diff) -> tuple[Run, ...]:
     """The runs of a report; of `--target` and `--profile` alone where those are given."""
     import gpuir
     from gpuir.files import read_text
@@ -99,18 +101,18 @@ def read(path: str, given: dict[str, Any], loaded: Loaded) -> tuple[Run, ...]:
     from gpuir.report.saved import read_report
 
     found = read_report(read_text(path, "the report"), path)
-    asked = {
+    wanted = {
         "target": [
-            gpuir.load_target(options.with_settings(loaded.target(name), given)).name
-            for name in options.split_targets(given["target"])
+            gpuir.load_target(asked.costing.on(asked.loaded.target(name))).name
+            for name in options.split_targets(asked.target)
         ],
         "profile": [
-            gpuir.load_profile(loaded.profile(name)).name
-            for name in options.split_names(given["profile"])
+            gpuir.load_profile(asked.loaded.profile(name)).name
+            for name in options.split_names(asked.costing.profile)
             if not name.startswith("+")  # a host alone chooses no run
         ],
     }
-    for kind, names in asked.items():
+    for kind, names in wanted.items():
         has = list(dict.fromkeys(getattr(run, kind) for run in found))
         if missing := [name for name in names if name not in has]:
             raise UsageError(
@@ -136,21 +138,19 @@ def refuse_model_options() -> None:
             )
 
 
-def analyzed(
-    path: str, given: dict[str, Any], loaded: Loaded, beside: tuple[Run, ...]
-) -> tuple[Run, ...]:
+def analyzed(path: str, asked: Diff, beside: tuple[Run, ...]) -> tuple[Run, ...]:
     """A model as a report has it."""
     from gpuir.backends.analysis import analysis_report
     from gpuir.backends.structured import to_json
     from gpuir.backends.terminal import Layout
     from gpuir.report.saved import read_report
 
-    wanted: dict[str, str | None] = {"model": path}
-    for kind in ("target", "profile"):
-        names = dict.fromkeys(getattr(run, kind) for run in beside)
-        wanted[kind] = given[kind] or ",".join(names) or None
+    costing = asked.costing
+    target = asked.target or ",".join(dict.fromkeys(run.target for run in beside))
+    profile = costing.profile or ",".join(dict.fromkeys(run.profile for run in beside))
+    run = options.Run(path, target, asked.loading, replace(costing, profile=profile), asked.loaded)
     warnings: list[str] = []
-    answers = analyze(given | wanted, loaded, warnings)
+    answers = analyze(run, warnings)
     for text in warnings:
         warn(text)
     found = read_report(to_json(analysis_report(answers, Layout()), Layout()), path)

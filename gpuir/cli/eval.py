@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
@@ -12,6 +12,7 @@ import click
 
 from gpuir.cli import checkout, options
 from gpuir.cli.output import check_ahead, note, show
+from gpuir.cli.request import ask, option, request
 
 if TYPE_CHECKING:
     from gpuir.cost.learned import Model
@@ -86,26 +87,28 @@ def command() -> None:
     """
 
 
-@command.command()
-@click.argument("files", nargs=-1, type=click.Path())
-@click.option("--json", "json_path", type=click.Path(), help="Write the scores here as JSON.")
-@click.option("--by", multiple=True, help="Tell rows apart by a column besides: framework.")
-@click.option(
-    "--calibrate",
-    type=click.IntRange(1),
-    metavar="N",
-    help="Calibrate on N rows of each GPU and family first, and score the rest.",
-)
-@click.option(
-    "--leave-one-out",
-    type=click.Choice(["device"]),
-    help="Train anew without each GPU in turn, and score what is predicted of it. Needs torch.",
-)
-@click.option("--seed", type=options.SEED, default=0, show_default=True, help="Of what is drawn.")
-@options.formats()
-@options.width
-@options.output
-def kernels(files: tuple[str, ...], **given: Any) -> None:
+@dataclass(frozen=True)
+class Kernels:
+    files: tuple[str, ...] = ask(click.argument("files", nargs=-1, type=click.Path()))
+    json_path: str | None = option("Write the scores here as JSON.", "--json", type=click.Path())
+    by: tuple[str, ...] = option("Tell rows apart by a column besides: framework.", multiple=True)
+    calibrate: int | None = option(
+        "Calibrate on N rows of each GPU and family first, and score the rest.",
+        type=click.IntRange(1),
+        metavar="N",
+    )
+    leave_one_out: str | None = option(
+        "Train anew without each GPU in turn, and score what is predicted of it. Needs torch.",
+        type=click.Choice(["device"]),
+    )
+    seed: int = option("Of what is drawn.", type=options.SEED, default=0)
+    format: str = ask(options.formats())
+    width: int | None = ask(options.width)
+    output: str | None = ask(options.output)
+
+
+@request(Kernels)
+def kernels(asked: Kernels) -> None:
     """Kernels one by one: FILES are tables of measurements.
 
     Tables are parquet or csv files; what they hold is told by their columns (docs/guide/eval.md).
@@ -119,21 +122,24 @@ def kernels(files: tuple[str, ...], **given: Any) -> None:
     from gpuir.backends.scores import scores_report
     from gpuir.ir.errors import UsageError
 
-    if not files:
+    if not asked.files:
         raise UsageError("no table is given", fix="gpuir eval kernels FILE...")
-    _check_ahead(files, given["json_path"])
-    tables, errors = evaluate(files, given)
-    head = {"kind": "kernels", "predictor": _predictor(), "calibrated_rows": given["calibrate"]}
-    head |= {"left_out": given["leave_one_out"], "seed": given["seed"]}
-    show_scores(scores_report(tables, errors, head), given)
+    _check_ahead(asked.files, asked.json_path)
+    tables, errors = evaluate(asked)
+    head = {"kind": "kernels", "predictor": _predictor(), "calibrated_rows": asked.calibrate}
+    head |= {"left_out": asked.leave_one_out, "seed": asked.seed}
+    show_scores(scores_report(tables, errors, head), vars(asked))
+
+
+command.add_command(kernels)
 
 
 def show_scores(report: Report, given: Mapping[str, Any]) -> None:
     """Scores as `--format` says, and as JSON in the file of `--json`."""
     if given["json_path"]:
-        show(report, {**given, "format": "json", "output": given["json_path"]})
+        show(report, "json", given["width"], given["json_path"])
     if given["json_path"] != "-":
-        show(report, given)
+        show(report, given["format"], given["width"], given["output"])
 
 
 def _check_ahead(files: Sequence[str], written: str | None) -> None:
@@ -153,7 +159,7 @@ def _predictor() -> str:
     return BY
 
 
-def evaluate(files: Sequence[str], given: dict[str, Any]) -> tuple[list[Table], Scores]:
+def evaluate(asked: Kernels) -> tuple[list[Table], Scores]:
     """The tables, read, and their scores. Without the options that need all rows at once, a table
     is scored before the next is read, and its rows are forgotten."""
     from gpuir.fit.score import Scores, score
@@ -161,23 +167,23 @@ def evaluate(files: Sequence[str], given: dict[str, Any]) -> tuple[list[Table], 
 
     tables: list[Table] = []
     errors = Scores()
-    together = bool(given["calibrate"] or given["leave_one_out"])
-    for path in dict.fromkeys(files):
+    together = bool(asked.calibrate or asked.leave_one_out)
+    for path in dict.fromkeys(asked.files):
         begun = perf_counter()
         table = read_table(path, checkout.readers())
-        _check_columns(table, given["by"])
+        _check_columns(table, asked.by)
         tables.append(table)
         if not together:
-            errors += score(table.batches, given["by"])
+            errors += score(table.batches, asked.by)
             light = tuple(replace(b, works=(), words={}, dims={}) for b in table.batches)
             tables[-1] = replace(table, batches=light)
         note(f"{table.file}: {table.count:,} rows, {perf_counter() - begun:.1f} s")
     if together:
         batches = [b for t in tables for b in t.batches]
-        models = _left_out(batches, given["seed"]) if given["leave_one_out"] else {}
-        if given["calibrate"]:
-            batches = _calibrated(batches, given, models)
-        errors = score(batches, given["by"], models)
+        models = _left_out(batches, asked.seed) if asked.leave_one_out else {}
+        if asked.calibrate:
+            batches = _calibrated(batches, asked.calibrate, asked.seed, models)
+        errors = score(batches, asked.by, models)
     return tables, errors
 
 
@@ -206,13 +212,13 @@ def _left_out(batches: Sequence[Batch], seed: int) -> dict[str, Model]:
 
 
 def _calibrated(
-    batches: Sequence[Batch], given: dict[str, Any], models: Mapping[str, Model]
+    batches: Sequence[Batch], count: int, seed: int, models: Mapping[str, Model]
 ) -> list[Batch]:
     """The rows that calibration does not see, on targets that it moved."""
     from gpuir.fit.calibrate import calibration
     from gpuir.fit.score import drawn
 
-    seen, rest = drawn(batches, given["calibrate"], given["seed"])
+    seen, rest = drawn(batches, count, seed)
     targets: dict[str, Target] = {}
     for name in dict.fromkeys(b.target.name for b in seen):
         begun = perf_counter()

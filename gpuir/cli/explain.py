@@ -2,34 +2,40 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import click
 
 from gpuir.cli import options
 from gpuir.cli.lowering import analyze
-from gpuir.cli.modules import Loaded, load_modules
+from gpuir.cli.modules import Loaded
 from gpuir.cli.output import emit, layout, show, warn
+from gpuir.cli.request import ask, held, option, request
 
 if TYPE_CHECKING:
     from gpuir.backends.terminal import Layout
     from gpuir.report.table import Report
 
 
-@click.command()
-@options.model
-@click.argument("node", required=False)
-@options.target("A GPU, like a100. `gpuir targets` lists them.")
-@click.option("--fusions", is_flag=True, help="What each fusion saves, in bytes and time.")
-@click.option("--top", type=click.IntRange(0), help="Kernels or fusions listed.  [15]")
-@options.formats()
-@options.loading
-@options.costing
-@click.option("--width", type=click.IntRange(40), help="Columns of the text.  [the terminal's]")
-@options.output
-@options.load_modules
-@options.verbose
-def command(node: str | None, **given: Any) -> None:
+@dataclass(frozen=True)
+class Explain(options.Runs):
+    model: str = ask(options.model)
+    node: str | None = ask(click.argument("node", required=False))
+    target: str | None = ask(options.target("A GPU, like a100. `gpuir targets` lists them."))
+    fusions: bool = option("What each fusion saves, in bytes and time.")
+    top: int | None = option("Kernels or fusions listed.  [15]", type=click.IntRange(0))
+    format: str = ask(options.formats())
+    loading: options.Loading = held(options.Loading)
+    costing: options.Costing = held(options.Costing)
+    width: int | None = option("Columns of the text.  [the terminal's]", type=click.IntRange(40))
+    output: str | None = ask(options.output)
+    loaded: Loaded = ask(options.load_modules)
+    verbose: bool = ask(options.verbose)
+
+
+@request(Explain)
+def command(asked: Explain) -> None:
     """Show every term of one kernel's predicted time.
 
     NODE is a kernel's result, as `gpuir analyze --format ir` names it, or a node of the model: its
@@ -42,56 +48,54 @@ def command(node: str | None, **given: Any) -> None:
     """
     from gpuir.ir.errors import UsageError
 
-    loaded = load_modules(given["modules"])
     warnings: list[str] = []
-    if given["fusions"] and node is not None:
+    node = asked.node
+    if asked.fusions and node is not None:
         raise UsageError("--fusions is about the whole model", found=node, fix="leave NODE out")
-    if not given["fusions"] and node is None:
+    if not asked.fusions and node is None:
         raise UsageError(
             "no node given", fix="name a kernel's result or a node of the model, or add --fusions"
         )
-    if not given["fusions"] and given["format"] != "text":
+    if not asked.fusions and asked.format != "text":
         raise UsageError(
-            f"--format {given['format']} works only with --fusions",
+            f"--format {asked.format} works only with --fusions",
             fix="leave --format out; gpuir analyze --format json has the terms of every kernel",
         )
-    found = fusions(given, loaded, warnings) if node is None else one(node, given, loaded, warnings)
+    found = fusions(asked, warnings) if node is None else one(node, asked, warnings)
     for warning in warnings:
         warn(warning)
     if isinstance(found, str):
-        emit(found, given["output"])
+        emit(found, asked.output)
     else:
-        show(found, given)
+        show(found, asked.format, asked.width, asked.output)
 
 
-def one(node: str, given: dict[str, Any], loaded: Loaded, warnings: list[str]) -> str:
+def one(node: str, asked: Explain, warnings: list[str]) -> str:
     """All about one kernel, or what each kernel of a node or loop takes."""
     import gpuir
     from gpuir.backends.explanation import explanation, several
     from gpuir.ir.errors import UsageError
     from gpuir.report.find import find_kernels
 
-    answers = analyze(given, loaded, warnings)
+    answers = analyze(asked.run, warnings)
     if len(answers) > 1:
         raise UsageError(
             "explain takes one target and one profile", found=f"{len(answers)} of them"
         )
     (a,) = answers
-    found, shape = find_kernels(a.graph, node), listing(given)
+    found, shape = find_kernels(a.graph, node), listing(asked)
     if len(found) > 1:
         return several(a, node, found, shape)
     (kernel,) = found
-    if given["top"] is not None and not kernel.node.op.control:
+    if asked.top is not None and not kernel.node.op.control:
         raise UsageError(f"--top is of a list, and {node} is one kernel", fix="leave --top out")
     return explanation(a, kernel, gpuir.explain(a.graph, node), shape)
 
 
-def listing(given: dict[str, Any]) -> Layout:
+def listing(asked: Explain) -> Layout:
     """The layout, with as many rows as `--top` says."""
-    from dataclasses import replace
-
-    shape = layout(given["width"], given["output"])
-    return shape if given["top"] is None else replace(shape, top=given["top"])
+    shape = layout(asked.width, asked.output)
+    return shape if asked.top is None else replace(shape, top=asked.top)
 
 
 MERGES = ("basic", "nbits", "recognize", "sink", "split")  # of a stack's passes, besides fuse
@@ -105,7 +109,7 @@ def op_by_op(passes: str) -> str:
     return ",".join("fuse{rules=none}" if p.name == "fuse" else str(p) for p in kept)
 
 
-def fusions(given: dict[str, Any], loaded: Loaded, warnings: list[str]) -> Report:
+def fusions(asked: Explain, warnings: list[str]) -> Report:
     """The model fused as the profile does, beside itself with each node's own launches."""
     import gpuir
     from gpuir.backends.fusions import fusions_report
@@ -113,21 +117,20 @@ def fusions(given: dict[str, Any], loaded: Loaded, warnings: list[str]) -> Repor
     from gpuir.ir.graph import Level
     from gpuir.targets.profile import default_profile
 
-    profile = loaded.profile(given["profile"]) if given["profile"] else None
-    how = options.load_options(given, loaded)
+    how = asked.loading.options(asked.loaded)
     model = gpuir.load(
-        given["model"], warn=warnings.append, profile=profile, tf32=given["tf32"], **how
+        asked.model, warn=warnings.append, **asked.costing.stack(asked.loaded), **how
     )
     if model.level > Level.graph:
         raise UsageError(
             f"@{model.name} is {model.level.name}: what it fused is no longer told",
             fix="start from a graph of level graph, or a model",
         )
-    answers = analyze(given, loaded, warnings, model)
+    answers = analyze(asked.run, warnings, model)
     if len(answers) > 1:
         raise UsageError("--fusions takes one target and one profile", found=f"{len(answers)}")
     stack = gpuir.load_profile(default_profile(model))
-    apart = {"pipeline": op_by_op(stack.passes), "profile": answers[0].graph.profile}
-    unfused = analyze({**given, **apart, "schedule": ""}, loaded, warnings, model)
-    top = 15 if given["top"] is None else given["top"]
-    return fusions_report(answers[0], unfused[0], top)
+    passes, profile = op_by_op(stack.passes), answers[0].graph.profile
+    apart = replace(asked.costing, pipeline=passes, profile=profile, schedule="")
+    unfused = analyze(replace(asked.run, costing=apart), warnings, model)
+    return fusions_report(answers[0], unfused[0], 15 if asked.top is None else asked.top)

@@ -12,11 +12,10 @@ from gpuir.cli.output import note
 
 if TYPE_CHECKING:
     import gpuir
-    from gpuir.cli.modules import Loaded
+    from gpuir.cli.options import Run
     from gpuir.report.answer import Answer
-    from gpuir.simulate.fitting import Change, ToFit
+    from gpuir.simulate.fitting import ToFit
     from gpuir.simulate.memory import Memory
-    from gpuir.simulate.step import Step
     from gpuir.targets.cluster import Cluster
 
 MOST_SEARCHED = 3  # targets that do not fit: of more, the next larger one alone is looked for
@@ -24,24 +23,24 @@ DEGREES = (2, 4, 8)  # of tensor parallelism: within one machine
 HALVINGS = 6  # of the batch of a step
 
 
-def with_fixes(given: Mapping[str, Any], loaded: Loaded, answers: list[Answer]) -> list[Answer]:
+def with_fixes(asked: Run, answers: list[Answer]) -> list[Answer]:
     """The answers, which look for what makes them fit when somebody asks."""
     unfit = sum(a.fits is False for a in answers)
     if not unfit or unfit > MOST_SEARCHED:
         return answers
-    search = _Search(dict(given), loaded)
+    search = _Search(asked)
     return [a.with_details(fixes=_found(search, a.fixes)) for a in answers]
 
 
-def fixes_of(given: dict[str, Any], loaded: Loaded, dims: Mapping[str, int]) -> tuple[ToFit, ...]:
+def fixes_of(asked: Run, dims: Mapping[str, int]) -> tuple[ToFit, ...]:
     """What makes one run of the options fit, with some dimensions more."""
     from gpuir.cli.lowering import analyze
 
-    past = dims.get("past") if given["phase"] else None
-    sizes = tuple((name, n) for name, n in dims.items() if past is None or name != "past")
-    asked = {**given, "dims": (*given["dims"], sizes), "past": past or given["past"]}
-    asked |= {"schedule": "", "cluster": None}
-    (s,) = with_fixes(asked, loaded, analyze(asked, loaded, []))
+    loading = asked.loading
+    past = dims.get("past") if loading.phase else None
+    sizes = ((name, n) for name, n in dims.items() if past is None or name != "past")
+    asked = replace(asked, loading=replace(loading.sized(*sizes), past=past or loading.past))
+    (s,) = with_fixes(asked, analyze(asked, []))
     return s.to_fit
 
 
@@ -54,12 +53,11 @@ def _found(
 
 @dataclass(frozen=True)
 class _Search:
-    given: dict[str, Any]
-    loaded: Loaded
+    asked: Run
 
     def of(self, s: Answer) -> tuple[ToFit, ...]:
         """The smallest change of the batch, or else of data types, or else of ranks."""
-        if self.given["pipeline"] or not s.graph.target:
+        if self.asked.costing.pipeline or not s.graph.target:
             return ()
         note(f"{s.model} does not fit {s.device.name}: looking for what does")
         for changes in (self.batch, self.dtypes, self.ranks):
@@ -69,7 +67,7 @@ class _Search:
 
     @property
     def how(self) -> gpuir.LoadOptions:
-        return options.load_options(self.given, self.loaded)
+        return self.asked.loading.options(self.asked.loaded)
 
     def memory(self, s: Answer, how: gpuir.LoadOptions) -> Memory | None:
         """What the model needs with other options; None where it does not take them."""
@@ -78,7 +76,7 @@ class _Search:
 
         target = gpuir.load_target(str(s.graph.target))
         try:
-            g = _loaded(self.given, s.graph.profile, how)
+            g = _loaded(self.asked, s.graph.profile, how)
             if g.level.name != "graph":  # lowered already, as it is
                 return None
             lowered = gpuir.lower(g, profile=s.graph.profile, target=s.graph.target)
@@ -92,7 +90,7 @@ class _Search:
         from gpuir.simulate.largest import largest
 
         how = self.how
-        name, size = _batch(how)
+        name, size = batch_of(how)
         if size < 2:
             return
 
@@ -109,7 +107,7 @@ class _Search:
         """Half as many bits: of the weights and all else, of a cache, of a training step."""
         from gpuir.simulate.fitting import ToFit
 
-        how, config = self.how, str(self.given["model"]).startswith("hf:")
+        how, config = self.how, self.asked.model.startswith("hf:")
         is_wide = any(v.type.dtype.bits > 16 and v.type.dtype.is_float for v in s.graph.params)
         changes: list[tuple[bool, str, dict[str, Any]]] = [
             (config and is_wide, "--dtype bf16", {"dtype": "bf16"}),
@@ -145,7 +143,7 @@ class _Search:
         most = (s.memory.reserved_bytes // (s.memory.available_bytes or 1), machine.node_gpus)
         for tp in (n for n in DEGREES if most[0] < n <= most[1]):
             try:
-                g = _loaded(self.given, s.graph.profile, self.how)
+                g = _loaded(self.asked, s.graph.profile, self.how)
                 parallel = gpuir.Parallel(tp=tp)
                 step = gpuir.simulate_ranks(g, machine.name, parallel, profile=s.graph.profile)
             except GpuirError:
@@ -156,43 +154,14 @@ class _Search:
                 return
 
 
-def step_fixes(step: Step, given: dict[str, Any], run: Callable[[dict[str, Any]], Step]) -> Step:
-    """A step that does not fit, with the smallest change that was found: a smaller batch, more
-    sharding, more ranks that share the weights. `run` simulates other options."""
-    from gpuir.ir.errors import GpuirError
-    from gpuir.simulate.fitting import ToFit
-
-    if step.fits:
-        return step
-    note(f"{step.model} does not fit: looking for what does")
-    dims = dict(pair for pairs in given["dims"] for pair in pairs)
-    name, size = _batch({"dims": dims})
-    sizes = (size >> i for i in range(1, HALVINGS) if size % (1 << i) == 0 and size >> i)
-    tries: list[tuple[Change, str, dict[str, Any]]] = [
-        ("batch", f"--dims {name}={n}", {"dims": (*given["dims"], ((name, n),))}) for n in sizes
-    ]
-    if given["train"] and given["dp"] > 1:
-        tries.extend(("zero", f"--zero {n}", {"zero": n}) for n in range(given["zero"] + 1, 4))
-    tries.extend(("tp", f"--tp {n}", {"tp": n}) for n in DEGREES if n > given["tp"])
-    for change, option, changed in tries:
-        try:
-            found = run({**given, **changed})
-        except GpuirError:
-            continue
-        if found.fits:
-            return replace(step, to_fit=(ToFit(change, option, found.spare_bytes),))
-    return step
-
-
-def _loaded(given: Mapping[str, Any], profile: str | None, how: gpuir.LoadOptions) -> gpuir.Graph:
+def _loaded(asked: Run, profile: str | None, how: gpuir.LoadOptions) -> gpuir.Graph:
     import gpuir
 
-    return gpuir.load(
-        given["model"], warn=lambda _: None, profile=profile, tf32=given["tf32"], **how
-    )
+    tf32 = asked.costing.tf32
+    return gpuir.load(asked.model, warn=lambda _: None, profile=profile, tf32=tf32, **how)
 
 
-def _batch(how: Mapping[str, Any]) -> tuple[str, int]:
+def batch_of(how: Mapping[str, Any]) -> tuple[str, int]:
     """The one dimension that is called a batch, and its size; 0 where there is none."""
     dims: dict[str, int] = how.get("dims", {})
     found = [(name, n) for name, n in dims.items() if options.is_batch(name)]

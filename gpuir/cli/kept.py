@@ -6,8 +6,11 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+import click
+
 if TYPE_CHECKING:
     from gpuir.cli.modules import Loaded
+    from gpuir.cli.options import Costing
     from gpuir.ir.errors import UsageError
     from gpuir.ir.graph import Graph
     from gpuir.plan.parallel import Tried
@@ -22,24 +25,24 @@ ASIDE = (
 # The options that may be why what decides a result differs, where not all are.
 OF = {
     "cluster": ("cluster",),
-    "profile": ("profile", "tf32"),
+    "profile": ("profile", "host", "tf32"),
     "predictor": ("predictor", "modules"),
     "gpuir": (),
 }
 
 
-def earlier(store: Store, given: Mapping[str, Any], decides: Mapping[str, str]) -> dict[str, Tried]:
+def earlier(store: Store, decides: Mapping[str, str]) -> dict[str, Tried]:
     """The plans of a store, by name; UsageError where it keeps those of another search."""
     from gpuir.plan.parallel import read
 
-    options = dict(_options(given))
+    options = dict(_options())
     there = store.rests_on("plan", decides), store.rests_on("plan options", options)
     if there[0] != decides:
         raise _another(store.path, (decides, options), there)
     return read(dict(store.all("select name, plan from plans order by rowid")), store.path)
 
 
-def decides(g: Graph, machine: Cluster, given: Mapping[str, Any], loaded: Loaded) -> dict[str, str]:
+def decides(g: Graph, machine: Cluster, costing: Costing, loaded: Loaded) -> dict[str, str]:
     """What decides how long each plan of a model takes: digests of the model's text, of what the
     files of the cluster, its GPU and the profile say; the predictor, and gpuir's version."""
     import gpuir
@@ -51,7 +54,7 @@ def decides(g: Graph, machine: Cluster, given: Mapping[str, Any], loaded: Loaded
         "model": digest(gpuir.show(g)),
         "cluster": digest(repr(list(_parts(machine)))),
         "profile": digest(repr(list(walk(profile_of(g))))),
-        "predictor": _predictor(given["predictor"], loaded),
+        "predictor": _predictor(costing.predictor, loaded),
         "gpuir": version(),
     }
 
@@ -81,9 +84,9 @@ def _predictor(name: str, loaded: Loaded) -> str:
     return f"{plain} {digest(Path(file).read_text('utf-8') if file else '')}"
 
 
-def _options(given: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Each option as one would write it: `--optimizer adamw`, `no --optimizer`."""
-    for name, value in given.items():
+def _options() -> Iterator[tuple[str, str]]:
+    """Each option of the command as one would write it: `--optimizer adamw`, `no --optimizer`."""
+    for name, value in click.get_current_context().params.items():
         flag = {"model": "the model", "modules": "--load"}.get(name, f"--{name.replace('_', '-')}")
         if name in ASIDE:
             continue

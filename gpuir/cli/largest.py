@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import click
 
 from gpuir.cli import options
 from gpuir.cli.lowering import Kernels
-from gpuir.cli.modules import Loaded, load_modules
+from gpuir.cli.modules import Loaded
 from gpuir.cli.output import show, warn
+from gpuir.cli.request import ask, held, option, request
 
 if TYPE_CHECKING:
     from gpuir.plan.searches import LargestFit
@@ -19,21 +21,23 @@ if TYPE_CHECKING:
 SIZE = click.IntRange(1, options.MOST_EXTENT)
 
 
-@click.command()
-@options.model
-@options.targets
-@click.option("--dim", required=True, help="The dimension to search, as --dims calls it: batch.")
-@click.option("--min", "least", type=SIZE, default=1, show_default=True, help="Least to try.")
-@click.option("--max", "most", type=SIZE, default=65536, show_default=True, help="Most to try.")
-@options.loading
-@options.profile
-@options.pipeline
-@options.settings
-@options.formats()
-@options.width
-@options.output
-@options.load_modules
-def command(**given: Any) -> None:
+@dataclass(frozen=True)
+class Largest(options.Runs):
+    model: str = ask(options.model)
+    target: str | None = ask(options.targets)
+    dim: str = option("The dimension to search, as --dims calls it: batch.", required=True)
+    least: int = option("Least to try.", "--min", type=SIZE, default=1)
+    most: int = option("Most to try.", "--max", type=SIZE, default=65536)
+    loading: options.Loading = held(options.Loading)
+    costing: options.Costing = held(options.Costing, without="predictor schedule tf32 cluster")
+    format: str = ask(options.formats())
+    width: int | None = ask(options.width)
+    output: str | None = ask(options.output)
+    loaded: Loaded = ask(options.load_modules)
+
+
+@request(Largest)
+def command(asked: Largest) -> None:
     """Find the largest batch (or other size) that fits in memory.
 
     The exit status is 1 if not even the smallest size fits.
@@ -44,13 +48,13 @@ def command(**given: Any) -> None:
     """
     from gpuir.backends.largest import largest_report
 
-    found = search(given, load_modules(given["modules"]))
-    show(largest_report(found), given)
+    found = search(asked)
+    show(largest_report(found), asked.format, asked.width, asked.output)
     if any(f.search.value is None for f in found):
         raise click.exceptions.Exit(1)
 
 
-def search(given: dict[str, Any], loaded: Loaded) -> list[LargestFit]:
+def search(asked: Largest) -> list[LargestFit]:
     """The search for each target; a value is loaded and lowered once for all of them."""
     from functools import cache, partial
 
@@ -60,18 +64,18 @@ def search(given: dict[str, Any], loaded: Loaded) -> list[LargestFit]:
     from gpuir.report.answer import Device
     from gpuir.simulate.largest import largest
 
-    targets = options.targets_of(given, loaded)
-    dim, least, most = given["dim"], given["least"], given["most"]
+    targets = options.targets_of(asked.run)
+    dim, least, most = asked.dim, asked.least, asked.most
     if least > most:
         raise UsageError("--min is more than --max", found=f"--min {least} --max {most}")
-    how = options.load_options(given, loaded)
+    how = asked.loading.options(asked.loaded)
     if option := options.given_size(how, dim):
         raise UsageError(
             f"{option} sets {dim}, but --dim searches it", fix="remove one of the two options"
         )
 
-    profile = loaded.profile(given["profile"]) if given["profile"] else None
-    passes = options.pipeline_of(given, loaded)
+    profile = asked.costing.stack(asked.loaded)["profile"]
+    passes = asked.costing.passes(asked.loaded)
     refused: dict[int, str] = {}
 
     @cache
@@ -79,7 +83,7 @@ def search(given: dict[str, Any], loaded: Loaded) -> list[LargestFit]:
         warnings: list[str] = []
         try:
             sized = options.with_size(how, **{dim: value})
-            g = gpuir.load(given["model"], warn=warnings.append, profile=profile, **sized)
+            g = gpuir.load(asked.model, warn=warnings.append, profile=profile, **sized)
         except ModelError as error:
             if value == least:
                 raise
@@ -87,7 +91,7 @@ def search(given: dict[str, Any], loaded: Loaded) -> list[LargestFit]:
             return None
         for text in warnings if value == least else ():
             warn(text)
-        return Kernels(lambda _: g, None, passes, loaded)
+        return Kernels(lambda _: g, None, passes, asked.loaded)
 
     def memory(value: int, target: Target) -> Memory | None:
         made = kernels(value)

@@ -11,6 +11,7 @@ from gpuir.cli import options
 
 if TYPE_CHECKING:
     from gpuir.cli.modules import Loaded
+    from gpuir.cli.options import Run
     from gpuir.ir.errors import GpuirError
     from gpuir.ir.graph import Graph
     from gpuir.passes.manager import Pipeline
@@ -65,47 +66,38 @@ class Kernels:
         return g if self.passes is None else self.passes.run(g)
 
 
-def analyze(
-    given: dict[str, Any], loaded: Loaded, warnings: list[str], model: Graph | None = None
-) -> list[Answer]:
+def analyze(asked: Run, warnings: list[str], model: Graph | None = None) -> list[Answer]:
     """The answer for each target and profile; the model is loaded once, unless it is given, and
     lowered once for each profile and kind of target."""
     import gpuir
     from gpuir.analysis import answer, costed
-    from gpuir.cost.table import find_predictor
     from gpuir.ir.errors import UsageError
     from gpuir.ir.graph import Level
     from gpuir.targets.support import reason, refusal
 
-    cluster = given.get("cluster")
-    named = given["target"] or (gpuir.load_cluster(cluster).only_gpu if cluster else None)
-    targets = [
-        options.with_settings(loaded.target(name), given) for name in options.split_targets(named)
-    ]
+    loading, costing, loaded = asked.loading, asked.costing, asked.loaded
+    cluster = costing.cluster
+    named = asked.target or (gpuir.load_cluster(cluster).only_gpu if cluster else None)
+    targets = [costing.on(loaded.target(name)) for name in options.split_targets(named)]
     for name in targets:  # what is misspelt is said before the work is done
         gpuir.load_target(name)
-    profiles = list(dict.fromkeys(map(loaded.profile, options.split_names(given["profile"]))))
+    profiles = list(dict.fromkeys(map(loaded.profile, options.split_names(costing.profile))))
     for name in profiles:
         gpuir.load_profile(name)
-    if given["settings"] and not targets:
+    if costing.settings and not targets:
         raise UsageError("--set needs a target", fix="--target NAME")
-    predictor = given["predictor"]
-    own = find_predictor(predictor, loaded.predictors)
-    if predictor.partition("@")[0] in loaded.predictors:
-        predictor = own
+    predictor = costing.predicts(loaded)
 
     def read(profile: str | None) -> Graph:
-        how = options.load_options(given, loaded)
+        how = loading.options(loaded)
         say = once(warnings)
-        g = model or gpuir.load(
-            given["model"], warn=say, profile=profile, tf32=given["tf32"], **how
-        )
-        if given["strict"]:
+        g = model or gpuir.load(asked.model, warn=say, profile=profile, tf32=costing.tf32, **how)
+        if loading.strict:
             refuse_opaque(g)
         return g
 
-    passes = options.pipeline_of(given, loaded)
-    kernels_of = Kernels(read=read, tf32=given["tf32"], passes=passes, loaded=loaded)
+    passes = costing.passes(loaded)
+    kernels_of = Kernels(read=read, tf32=costing.tf32, passes=passes, loaded=loaded)
     graphs: list[Graph] = []
     refused: list[GpuirError] = []
     for name in targets or [None]:
@@ -122,14 +114,14 @@ def analyze(
                     kernels,
                     name,
                     predictor=predictor,
-                    schedule=given["schedule"],
-                    tf32=given["tf32"],
+                    schedule=costing.schedule,
+                    tf32=costing.tf32,
                     cluster=cluster,
                 )
             )
     if refused and not graphs:
         raise refused[0]
-    batch = options.batch(given["dims"])
+    batch = loading.batch
     return [answer(g, warnings=warnings, batch=batch) for g in graphs]
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
@@ -11,11 +10,12 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from gpuir.cli import options
-from gpuir.cli.modules import Loaded, load_modules
+from gpuir.cli.modules import Loaded
+from gpuir.cli.request import ask, held, option
 
 if TYPE_CHECKING:
     from gpuir.ir.graph import Graph
-    from gpuir.plan.mig.search import Kind
+    from gpuir.plan.mig.search import Kind, Objective, Way
     from gpuir.plan.mig.workloads import Alone, Runs, Workload
 
 MOST_COUNT = 64
@@ -127,66 +127,52 @@ class Ways(click.ParamType):  # type: ignore[type-arg]
         return tuple(found) or WAYS
 
 
-def asked(requests: int) -> Callable[[options.F], options.F]:
-    """The options of a plan, with so many requests simulated."""
-    return options.stacked(
-        click.option(
-            "--gpu",
-            "gpus",
-            multiple=True,
-            required=True,
-            help="A GPU, or several: a30, 2xa100-80gb.",
-        ),
-        click.option(
-            "--model",
-            "models",
-            type=Models(),
-            multiple=True,
-            required=True,
-            help="A model and its load: count=4 (so many copies, each on its own), rate=200 "
-            "(requests a second, at random; without it a closed loop), deadline=50ms (for 99 % of "
-            "requests), sizes (batch=8), train, name=, profile=, dtype= and the like.",
-        ),
-        click.option(
-            "--ways",
-            type=Ways(),
-            default=Ways.name,
-            help="Ways to share that are tried; mig alone: a slice for each model.  [all]",
-        ),
-        click.option(
-            "--objective",
-            type=click.Choice(["throughput", "latency", "fairness", "cost"]),
-            default="throughput",
-            show_default=True,
-            help="What is best, once all keep up and in time.",
-        ),
-        click.option(
-            "--requests",
-            type=click.IntRange(50, 100_000),
-            default=requests,
-            show_default=True,
-            help="Simulated of each model with a rate.",
-        ),
-        click.option(
-            "--host-threads",
-            type=click.IntRange(1, 4096),
-            help="That launch kernels.  [enough for all]",
-        ),
-        click.option(
-            "--seed", type=options.SEED, default=0, show_default=True, help="Of what is drawn."
-        ),
-        options.price,
-        options.loading,
-        options.profile,
-        options.predictor,
-        options.tf32,
-        options.width,
-        options.output,
-        options.load_modules,
+def simulated(requests: int) -> int:
+    """The option of how many requests are simulated: so many, if it is not given."""
+    bounds = click.IntRange(50, 100_000)
+    return option("Simulated of each model with a rate.", type=bounds, default=requests)
+
+
+@dataclass(frozen=True)
+class Sharing:
+    """GPUs, and the models that share them."""
+
+    gpus: tuple[str, ...] = option(
+        "A GPU, or several: a30, 2xa100-80gb.", "--gpu", multiple=True, required=True
     )
+    models: tuple[Asked, ...] = option(
+        "A model and its load: count=4 (so many copies, each on its own), rate=200 (requests a "
+        "second, at random; without it a closed loop), deadline=50ms (for 99 % of requests), "
+        "sizes (batch=8), train, name=, profile=, dtype= and the like.",
+        "--model",
+        type=Models(),
+        multiple=True,
+        required=True,
+    )
+    ways: tuple[Way, ...] = option(
+        "Ways to share that are tried; mig alone: a slice for each model.  [all]",
+        type=Ways(),
+        default=Ways.name,
+    )
+    objective: Objective = option(
+        "What is best, once all keep up and in time.",
+        type=click.Choice(["throughput", "latency", "fairness", "cost"]),
+        default="throughput",
+    )
+    requests: int = simulated(2000)
+    host_threads: int | None = option(
+        "That launch kernels.  [enough for all]", type=click.IntRange(1, 4096)
+    )
+    seed: int = option("Of what is drawn.", type=options.SEED, default=0)
+    price: options.Pairs[float] = ask(options.price)
+    loading: options.Loading = held(options.Loading)
+    costing: options.Costing = held(options.Costing, without="settings schedule pipeline cluster")
+    width: int | None = ask(options.width)
+    output: str | None = ask(options.output)
+    loaded: Loaded = ask(options.load_modules)
 
 
-def kinds_of(given: dict[str, Any]) -> tuple[Kind, ...]:
+def kinds_of(asked: Sharing) -> tuple[Kind, ...]:
     """The GPUs, equal ones together, with their prices."""
     from gpuir.ir.errors import UsageError
     from gpuir.plan.mig.search import Kind
@@ -194,9 +180,9 @@ def kinds_of(given: dict[str, Any]) -> tuple[Kind, ...]:
     from gpuir.targets.prices import price_of
     from gpuir.targets.spec import is_path
 
-    prices = options.prices_of(given)
+    prices = options.prices_of(asked.price)
     counts: dict[str, int] = {}
-    for text in (name for some in given["gpus"] for name in options.split_names(some)):
+    for text in (name for some in asked.gpus for name in options.split_names(some)):
         found = re.fullmatch(r"(?:(\d{1,4})x)?(.+)", text)
         assert found
         target = load_target(found[2])
@@ -218,7 +204,7 @@ def kinds_of(given: dict[str, Any]) -> tuple[Kind, ...]:
         counts[name] = counts.get(name, 0) + int(found[1] or 1)
     found = {name: price_of(load_target(name), prices) for name in counts}
     unknown = [name for name, price in found.items() if price is None]
-    if given["objective"] == "cost" and unknown:
+    if asked.objective == "cost" and unknown:
         raise UsageError(
             f"no price is known for {', '.join(unknown)}",
             fix=f"give a price in US dollars an hour: --price {unknown[0]}=1.5",
@@ -233,9 +219,8 @@ class Runner:
     """The models that a command names: each loaded and lowered once, its runs predicted where they
     are asked for."""
 
-    def __init__(self, given: dict[str, Any]):
-        self.given, self.asked = given, _told_apart(given["models"])
-        self.loaded: Loaded = load_modules(given["modules"])
+    def __init__(self, sharing: Sharing):
+        self.sharing, self.asked = sharing, _told_apart(sharing.models)
         self.warnings: list[str] = []
         self.profiles: dict[str, None] = {}
         self.lowered = lru_cache(maxsize=None)(self._lowered)
@@ -249,37 +234,29 @@ class Runner:
         import gpuir
         from gpuir.cli.lowering import once
 
-        asked, given = self.asked[model], dict(self.given)
-        given["dims"] = (*given["dims"], asked.dims)
-        given |= dict(asked.words)
-        given["train"] = given["train"] or asked.train
-        return gpuir.load(
-            asked.source,
-            warn=once(self.warnings),
-            profile=profile,
-            tf32=given["tf32"],
-            **options.load_options(given, self.loaded),
-        )
+        asked, loading = self.asked[model], self.sharing.loading
+        own: dict[str, Any] = {**dict(asked.words), "train": loading.train or asked.train}
+        how = replace(loading.sized(*asked.dims), **own).options(self.sharing.loaded)
+        tf32 = self.sharing.costing.tf32
+        return gpuir.load(asked.source, warn=once(self.warnings), profile=profile, tf32=tf32, **how)
 
     def _lowered(self, model: int, device: str) -> Graph:
         """The kernels of a model on a GPU: its slices have the same."""
         import gpuir
 
-        name = self.asked[model].profile or self.given["profile"]
-        profile = self.loaded.profile(name) if name else None
+        costing = self.sharing.costing
+        name = self.asked[model].profile or costing.profile
+        profile = self.sharing.loaded.profile(name) if name else None
         graph = self._graph(model, profile)
-        made = gpuir.lower(graph, target=device, profile=profile, tf32=self.given["tf32"])
+        made = gpuir.lower(graph, target=device, profile=profile, tf32=costing.tf32)
         self.profiles.setdefault(str(made.profile))
         return made
 
     def _run(self, model: int, target: str) -> Alone:
         from gpuir.analysis import analyze, run_alone
-        from gpuir.cost.table import find_predictor
         from gpuir.targets.load import load_target
 
-        name = self.given["predictor"]
-        found = find_predictor(name, self.loaded.predictors)
-        predictor: Any = found if name.partition("@")[0] in self.loaded.predictors else name
+        predictor = self.sharing.costing.predicts(self.sharing.loaded)
         kernels = self.lowered(model, load_target(target).device)
         return run_alone(analyze(kernels, target=target, predictor=predictor))
 
@@ -296,11 +273,10 @@ def _told_apart(asked: tuple[Asked, ...]) -> list[Asked]:
     return made
 
 
-def notes(given: dict[str, Any], found: Runner) -> tuple[str, ...]:
+def notes(threads: int | None, found: Runner) -> tuple[str, ...]:
     """What a plan takes for granted."""
     from gpuir.plan.mig.workloads import SWITCH_SHARE
 
-    threads = given["host_threads"]
     return (
         f"profile {', '.join(found.profiles)}",
         "requests with a rate arrive at random (Poisson); each is one run at the model's batch",

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import click
 
 from gpuir.backends.table import FORMATS
 from gpuir.cli import options
 from gpuir.cli.output import emit, layout, show
+from gpuir.cli.request import ask, option, request
 
 if TYPE_CHECKING:
     from gpuir.backends.mig import Divided
@@ -23,18 +25,22 @@ MOST = 64  # instances that are named: more than any GPU has
 ITEM = re.compile(r"(?:(\d{1,3})x)?([^/\s]+)((?:/\d+c)*)")
 
 
-@click.command()
-@click.argument("gpu")
-@click.option("--all", "everything", is_flag=True, help="Also those with room for more.")
-@click.option("--profiles", help="These alone, variants too: 3g.20gb,1g.5gb,1g.5gb+me.")
-@click.option("--place", help="One layout: 3g.20gb+2g.10gb+2x1g.5gb. In parts: 3g.20gb/1c/2c.")
-@click.option(
-    "--devices", help="The GPUs' numbers on the node, for mig-parted and nvidia-smi: 0,1.  [all; 0]"
-)
-@options.formats("svg", *OF_A_NODE)
-@options.width
-@options.output
-def command(gpu: str, **given: Any) -> None:
+@dataclass(frozen=True)
+class Layouts:
+    gpu: str = ask(click.argument("gpu"))
+    everything: bool = option("Also those with room for more.", "--all")
+    profiles: str | None = option("These alone, variants too: 3g.20gb,1g.5gb,1g.5gb+me.")
+    place: str | None = option("One layout: 3g.20gb+2g.10gb+2x1g.5gb. In parts: 3g.20gb/1c/2c.")
+    devices: str | None = option(
+        "The GPUs' numbers on the node, for mig-parted and nvidia-smi: 0,1.  [all; 0]"
+    )
+    format: str = ask(options.formats("svg", *OF_A_NODE))
+    width: int | None = ask(options.width)
+    output: str | None = ask(options.output)
+
+
+@request(Layouts)
+def command(asked: Layouts) -> None:
     """List what GPU can be divided into by MIG, or show where given instances go on it.
 
     \b
@@ -48,34 +54,39 @@ def command(gpu: str, **given: Any) -> None:
     from gpuir.ir.errors import UsageError
     from gpuir.targets.mig import geometries, mig_of
 
-    target = gpuir.load_target(gpu)
+    target = gpuir.load_target(asked.gpu)
     mig = mig_of(target)
-    if given["devices"] is not None and given["format"] not in OF_A_NODE:
+    if asked.devices is not None and asked.format not in OF_A_NODE:
         raise UsageError(
             "--devices has no effect on this format",
             fix=f"remove it, or use --format {' or '.join(OF_A_NODE)}",
         )
-    if given["place"] is not None:
-        if given["everything"] or given["profiles"]:
+    if asked.place is not None:
+        if asked.everything or asked.profiles:
             raise UsageError(
                 "--place shows one layout, so --all and --profiles have no effect",
                 fix="remove --all and --profiles",
             )
-        _show_one(target, mig, given)
+        _show_one(target, mig, asked.place, asked)
         return
-    if given["format"] in OF_ONE_LAYOUT:
+    if asked.format in OF_ONE_LAYOUT:
         raise UsageError(
-            f"the format {given['format']!r} shows one layout",
-            fix=f"give the layout: gpuir mig layouts {gpu} --place {mig.profiles[0].name}",
+            f"the format {asked.format!r} shows one layout",
+            fix=f"give the layout: gpuir mig layouts {asked.gpu} --place {mig.profiles[0].name}",
         )
-    kinds = _kinds(target, mig, given["profiles"])
-    found = geometries(mig, kinds, packed=not given["everything"])
-    if given["format"] == "mig-parted":
-        emit(_parted(target, found, given), given["output"])
+    kinds = _kinds(target, mig, asked.profiles)
+    found = geometries(mig, kinds, packed=not asked.everything)
+    if asked.format == "mig-parted":
+        emit(_parted(target, found, asked), asked.output)
         return
     from gpuir.backends.mig import geometries_report
 
-    show(geometries_report(target, mig, found, kinds, packed=not given["everything"]), given)
+    show(
+        geometries_report(target, mig, found, kinds, packed=not asked.everything),
+        asked.format,
+        asked.width,
+        asked.output,
+    )
 
 
 def _kinds(target: Target, mig: Mig, text: str | None) -> list[Profile]:
@@ -86,41 +97,46 @@ def _kinds(target: Target, mig: Mig, text: str | None) -> list[Profile]:
     return list(dict.fromkeys(mig.find(name, f"{target.name}:{name}") for name in names))
 
 
-def _parted(target: Target, found: Sequence[Geometry], given: dict[str, Any]) -> str:
+def _parted(target: Target, found: Sequence[Geometry], asked: Layouts) -> str:
     """Every geometry, on each of `--devices`."""
     from gpuir.backends.mig import Divided
     from gpuir.backends.mig_parted import config_name, mig_parted
 
-    devices = _devices(given["devices"], [None])
+    devices = _devices(asked.devices, [None])
     return mig_parted(
         {config_name(g.profiles): [Divided(target, g.layout, n) for n in devices] for g in found}
     )
 
 
-def _show_one(target: Target, mig: Mig, given: dict[str, Any]) -> None:
+def _show_one(target: Target, mig: Mig, place: str, asked: Layouts) -> None:
     from gpuir.backends.mig import layout_report, part_labels, svg
 
-    divided = _placed(target, mig, given["place"])
-    if given["format"] in FORMATS:
-        width = layout(given["width"], given["output"]).width
-        show(layout_report(mig, divided, _geometry(mig, divided), width), given)
-    elif given["format"] == "svg":
-        title = f"{target.title or target.name}: {given['place']}"
-        emit(svg(mig, divided.layout or (), part_labels(divided), title), given["output"])
+    divided = _placed(target, mig, place)
+    if asked.format in FORMATS:
+        width = layout(asked.width, asked.output).width
+        show(
+            layout_report(mig, divided, _geometry(mig, divided), width),
+            asked.format,
+            asked.width,
+            asked.output,
+        )
+    elif asked.format == "svg":
+        title = f"{target.title or target.name}: {place}"
+        emit(svg(mig, divided.layout or (), part_labels(divided), title), asked.output)
     else:
-        emit(_commands(divided, given), given["output"])
+        emit(_commands(divided, asked), asked.output)
 
 
-def _commands(divided: Divided, given: dict[str, Any]) -> str:
+def _commands(divided: Divided, asked: Layouts) -> str:
     """The layout on each of `--devices`, for the tool that divides them."""
     from dataclasses import replace
 
     from gpuir.backends.mig_parted import config_name, mig_parted, nvidia_smi
 
-    if given["format"] == "nvidia-smi":
-        numbers = _devices(given["devices"], [0])
+    if asked.format == "nvidia-smi":
+        numbers = _devices(asked.devices, [0])
         return nvidia_smi([replace(divided, gpu=n) for n in numbers])
-    numbers = _devices(given["devices"], [None])
+    numbers = _devices(asked.devices, [None])
     name = config_name([x.profile for x in divided.layout or ()])
     return mig_parted({name: [replace(divided, gpu=n) for n in numbers]})
 

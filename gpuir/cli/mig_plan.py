@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import dataclass
 
 import click
 
 from gpuir.cli import options
-from gpuir.cli.mig_asked import Runner, asked, kinds_of, notes
-from gpuir.cli.output import check_ahead, emit, layout, note, show, warn
+from gpuir.cli.mig_asked import Runner, Sharing, kinds_of, notes
+from gpuir.cli.output import emit, layout, note, show, warn
+from gpuir.cli.request import ask, option, request
 
 
-@click.command()
-@asked(requests=2000)
-@click.option("--best", type=click.IntRange(1, 100), default=5, show_default=True, help="Listed.")
-@options.formats(
-    "mig-parted", "nvidia-smi", "svg", help="The last three are of the best plan, for other tools."
-)
-def command(**given: Any) -> None:
+@dataclass(frozen=True)
+class MigPlan(Sharing):
+    best: int = option("Listed.", type=click.IntRange(1, 100), default=5)
+    format: str = ask(
+        options.formats(
+            *("mig-parted", "nvidia-smi", "svg"),
+            help="The last three are of the best plan, for other tools.",
+        )
+    )
+
+
+@request(MigPlan)
+def command(asked: MigPlan) -> None:
     """Which slices for which models, or all on the whole GPU: simulated for each.
 
     A run of each model is predicted on every slice. Plans are the best choice for each way to
@@ -35,23 +42,22 @@ def command(**given: Any) -> None:
     from gpuir.plan.mig.search import search
     from gpuir.plan.mig.workloads import Setting
 
-    check_ahead(given["output"])
-    kinds = kinds_of(given)
-    found = Runner(given)
-    setting = Setting(found.workloads, found.runs, given["host_threads"], given["seed"])
+    kinds = kinds_of(asked)
+    found = Runner(asked)
+    setting = Setting(found.workloads, found.runs, asked.host_threads, asked.seed)
     made = search(
         kinds,
         setting,
-        given["objective"],
-        requests=given["requests"],
-        ways=given["ways"],
+        asked.objective,
+        requests=asked.requests,
+        ways=asked.ways,
         watch=note,
     )
     for text in found.warnings:
         warn(text)
-    planned = Planned(made, setting, given["objective"], notes(given, found))
-    if given["format"] in FILES:
-        emit(file_of(planned, given["format"]), given["output"])
+    planned = Planned(made, setting, asked.objective, notes(asked.host_threads, found))
+    if asked.format in FILES:
+        emit(file_of(planned, asked.format), asked.output)
     else:
-        width = layout(given["width"], given["output"]).width
-        show(plans_report(planned, given["best"], width), given)
+        width = layout(asked.width, asked.output).width
+        show(plans_report(planned, asked.best, width), asked.format, asked.width, asked.output)

@@ -2,30 +2,32 @@
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import dataclass
 
 import click
 
 from gpuir.cli import options
-from gpuir.cli.mig_asked import Runner, asked, kinds_of, notes
-from gpuir.cli.output import check_ahead, note, show, warn
+from gpuir.cli.mig_asked import Runner, Sharing, kinds_of, notes, simulated
+from gpuir.cli.output import note, show, warn
+from gpuir.cli.request import ask, option, request
 
 
-@click.command()
-@asked(requests=1000)
-@click.option(
-    "--day",
-    type=click.Path(),
-    required=True,
-    help="CSV of a day: time, and for each model requests a second.",
-)
-@click.option(
-    "--change",
-    type=click.FloatRange(0, 86_400),
-    help="Seconds that a model which moves is away.  [30]",
-)
-@options.formats()
-def command(**given: Any) -> None:
+@dataclass(frozen=True)
+class Timetable(Sharing):
+    requests: int = simulated(1000)
+    day: str = option(
+        "CSV of a day: time, and for each model requests a second.",
+        type=click.Path(),
+        required=True,
+    )
+    change: float | None = option(
+        "Seconds that a model which moves is away.  [30]", type=click.FloatRange(0, 86_400)
+    )
+    format: str = ask(options.formats())
+
+
+@request(Timetable)
+def command(asked: Timetable) -> None:
     """When to divide GPUs anew, as the load of models changes over a day.
 
     \b
@@ -41,25 +43,27 @@ def command(**given: Any) -> None:
     from gpuir.plan.mig.timetable import CHANGE_S, read_day, timetable
     from gpuir.plan.mig.workloads import Setting
 
-    check_ahead(given["output"])
-    kinds = kinds_of(given)
-    found = Runner(given)
-    day = read_day(given["day"], [w.name for w in found.workloads])
-    setting = Setting(found.workloads, found.runs, given["host_threads"], given["seed"])
-    change = CHANGE_S if given["change"] is None else given["change"]
+    kinds = kinds_of(asked)
+    found = Runner(asked)
+    day = read_day(asked.day, [w.name for w in found.workloads])
+    setting = Setting(found.workloads, found.runs, asked.host_threads, asked.seed)
+    change = CHANGE_S if asked.change is None else asked.change
     made = timetable(
         day,
         kinds,
         setting,
-        given["objective"],
-        requests=given["requests"],
+        asked.objective,
+        requests=asked.requests,
         change_s=change,
-        ways=given["ways"],
+        ways=asked.ways,
         watch=note,
     )
     for text in found.warnings:
         warn(text)
-    assumed = "" if given["change"] is not None else " (assumed), and 30 s more where MIG is "
-    assumed += "" if given["change"] is not None else "switched on or off on Ampere"
-    said = (*notes(given, found), f"a model that moves is away for {change:g} s{assumed}")
-    show(timetable_report(made, setting, said), given)
+    assumed = "" if asked.change is not None else " (assumed), and 30 s more where MIG is "
+    assumed += "" if asked.change is not None else "switched on or off on Ampere"
+    said = (
+        *notes(asked.host_threads, found),
+        f"a model that moves is away for {change:g} s{assumed}",
+    )
+    show(timetable_report(made, setting, said), asked.format, asked.width, asked.output)

@@ -2,33 +2,43 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
-import click
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from gpuir.cli import options
-from gpuir.cli.modules import load_modules
+from gpuir.cli.modules import Loaded
 from gpuir.cli.output import emit, note, warn
+from gpuir.cli.request import ask, held, option, request
 
 if TYPE_CHECKING:
     from gpuir.ir.graph import Graph
     from gpuir.passes.manager import Pass, Pipeline
 
 
-@click.command()
-@options.model
-@click.option(
-    "--pipeline", "text", default="", help='Like "canonicalize,fuse{max_ops=8},legalize".'
-)
-@click.option("--print-after", multiple=True, metavar="PASS", help="Also show this, or all.")
-@click.option("--verify-each/--no-verify-each", default=True, help="Check every result.  [verify]")
-@options.loading
-@options.profile
-@options.tf32
-@options.output
-@options.load_modules
-@options.verbose
-def command(text: str, print_after: tuple[str, ...], verify_each: bool, **given: Any) -> None:
+@dataclass(frozen=True)
+class Opt:
+    model: str = ask(options.model)
+    text: str = option(
+        'Like "canonicalize,fuse{max_ops=8},legalize".',
+        "--pipeline",
+        default="",
+        show_default=False,
+    )
+    print_after: tuple[str, ...] = option("Also show this, or all.", multiple=True, metavar="PASS")
+    verify_each: bool = option(
+        "Check every result.  [verify]", "--verify-each/--no-verify-each", default=True
+    )
+    loading: options.Loading = held(options.Loading)
+    costing: options.Costing = held(
+        options.Costing, without="settings predictor schedule pipeline cluster"
+    )
+    output: str | None = ask(options.output)
+    loaded: Loaded = ask(options.load_modules)
+    verbose: bool = ask(options.verbose)
+
+
+@request(Opt)
+def command(asked: Opt) -> None:
     """Run passes on MODEL and print the resulting graph.
 
     MODEL is anything that `gpuir analyze` reads, or `-` for IR text from stdin. Without --pipeline
@@ -41,22 +51,20 @@ def command(text: str, print_after: tuple[str, ...], verify_each: bool, **given:
     import gpuir
     from gpuir.passes.math import run_under
 
-    loaded = load_modules(given["modules"])
-    pipeline = options.pipeline_of({"pipeline": text}, loaded)
-    profile = loaded.profile(given["profile"]) if given["profile"] else None
-    stack: Any = {"profile": profile, "tf32": given["tf32"]}
-    check_names(print_after, pipeline)
-    g = gpuir.load(given["model"], warn=warn, **stack, **options.load_options(given, loaded))
+    pipeline = options.pipeline_of(asked.text, asked.loaded)
+    stack, after = asked.costing.stack(asked.loaded), asked.print_after
+    check_names(after, pipeline)
+    g = gpuir.load(asked.model, warn=warn, **stack, **asked.loading.options(asked.loaded))
 
     def watch(p: Pass, g: Graph) -> None:
-        if p.name in print_after or "all" in print_after:
+        if p.name in after or "all" in after:
             note(f"# after {p}\n{gpuir.show(g)}")
 
     if pipeline is not None or any(x is not None for x in stack.values()):
         g = run_under(g, **stack)
     if pipeline is not None:
-        g = pipeline.run(g, verify_each, watch)
-    emit(gpuir.show(g), given["output"])
+        g = pipeline.run(g, asked.verify_each, watch)
+    emit(gpuir.show(g), asked.output)
 
 
 def check_names(print_after: tuple[str, ...], pipeline: Pipeline | None) -> None:

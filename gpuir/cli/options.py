@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields, replace
 from functools import reduce, wraps
 from math import isfinite, nan
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, cast
 
 import click
 
 from gpuir.backends.table import FOLDERS, FORMATS
 from gpuir.cli.output import check_ahead, check_binary, listen, warn
+from gpuir.cli.request import ask, option
 
 if TYPE_CHECKING:
     import gpuir
     from gpuir.cli.modules import Loaded
+    from gpuir.cost.table import Predictor
     from gpuir.passes.manager import Pipeline
     from gpuir.targets.prices import Price
     from gpuir.targets.target import Target
@@ -147,6 +150,20 @@ class ByTable(click.ParamType):  # type: ignore[type-arg]
 
 INDICES = ByTable()
 SETTING = Assignments("FIELD=NUMBER", str, many=True)
+V = TypeVar("V")
+Pairs = tuple[tuple[tuple[str, V], ...], ...]  # of each time that an option is given
+# The options of a model that may be given several times, as `gpuir.load` calls them.
+SEVERAL = {
+    "dims": "dims",
+    "inputs": "input",
+    "values": "value",
+    "trip_counts": "trip_count",
+    "indices": "indices",
+}
+
+
+def merged(several: Pairs[V]) -> dict[str, V]:
+    return dict(pair for pairs in several for pair in pairs)
 
 
 def stacked(*decorators: Callable[[F], F]) -> Callable[[F], F]:
@@ -156,149 +173,92 @@ def stacked(*decorators: Callable[[F], F]) -> Callable[[F], F]:
 model = click.argument("model", type=click.Path())
 
 
-training = (
-    click.option("--train", is_flag=True, help="A training step: forward, loss, backward."),
-    click.option(
-        "--recipe",
-        help="How a framework trains: megatron-bf16, llm-foundry-bf16, my.toml. It gives what you"
-        " do not: options of a step, --dtype, --profile.",
-    ),
-    click.option(
-        "--autodiff",
-        help="Who derives the backward pass: torch or gpuir. Autocast needs gpuir.  [torch for "
-        "PyTorch programs]",
-    ),
-    click.option("--loss", help="The output to differentiate.  [the first float one]"),
-    click.option("--optimizer", help="Include the optimizer's step: sgd, adam, adamw."),
-    click.option("--fused", is_flag=True, help="The optimizer runs in fused kernels."),
-    click.option(
-        "--clip",
-        type=float,
-        help="Clip the norm of all gradients to this, before the optimizer's step.",
-    ),
-    click.option("--accumulate", is_flag=True, help="Add gradients to those of earlier batches."),
-    click.option(
-        "--checkpoint", help="Recompute modules in backward: a glob of paths, or every=2."
-    ),
-)
+class Stack(TypedDict):
+    """The software that a model runs under."""
 
-precision = (
-    click.option("--autocast", help="Mixed precision: bf16 or f16, with f32 weights."),
-    click.option(
-        "--fast-norms",
-        is_flag=True,
-        help="Autocast runs layer and group norms in half precision too.",
-    ),
-    click.option(
-        "--weights", help="Keep weights in f32, f16 or bf16, and cast them where they are read."
-    ),
-)
+    profile: str | None
+    tf32: bool | None
 
 
-def loading(f: F) -> F:
+@dataclass(frozen=True)
+class Loading:
     """What a model leaves open."""
-    return stacked(
-        click.option(
-            "--dims", type=DIMS, multiple=True, help="Symbolic dimensions: batch=8,seq=128."
-        ),
-        click.option(
-            "--task",
-            help="What a config's model does: causal-lm, masked-lm, image-cls, ... A wrong name "
-            "lists all.",
-        ),
-        click.option(
-            "--dtype",
-            help="Data type of a config's or a function's model: f64, f32, f16, bf16.  [its own]",
-        ),
-        click.option("--attention", help="Attention of a config's model: sdpa or eager.  [sdpa]"),
-        click.option("--phase", help="A step of generation by a config's model: prefill, decode."),
-        click.option(
-            "--past",
-            type=click.IntRange(1),
-            help="Tokens already in the cache when the phase begins.",
-        ),
-        click.option(
-            "--cache-dtype",
-            help="Data type of the cached keys and values: f8e4m3, f16, bf16.  [the config's]",
-        ),
-        click.option(
-            "--mask",
-            is_flag=True,
-            help="Pass an attention mask to a config's model, as for padded inputs.",
-        ),
-        click.option(
-            "--channels-last",
-            is_flag=True,
-            help="Store images of a torch program, weights and inputs, as NHWC.",
-        ),
-        click.option(
-            "--input", type=SHAPE, multiple=True, help="Shape of an input: x=1x3x224x224."
-        ),
-        click.option(
-            "--value",
-            type=NUMBERS,
-            multiple=True,
-            help="Values of a tensor that shapes depend on: lengths=1,2,3.",
-        ),
-        click.option(
-            "--trip-count", type=TRIPS, multiple=True, help="How often a loop runs: NODE=10."
-        ),
-        click.option(
-            "--expert-skew",
-            type=Finite(0),
-            default=0.0,
-            help="How unevenly routers choose experts: exponent of a power law.  [0: evenly]",
-        ),
-        click.option(
-            "--indices",
-            type=INDICES,
-            multiple=True,
-            metavar="SPREAD",
-            help="Which rows of embedding tables are read: zipf:1.05, FILE.csv, or by table"
-            " NAME=zipf:1.05.  [uniform]",
-        ),
-        *precision,
-        *training,
-        click.option("--strict", is_flag=True, help="Stop if gpuir does not model an operator."),
-    )(f)
 
+    dims: Pairs[int] = option("Symbolic dimensions: batch=8,seq=128.", type=DIMS, multiple=True)
+    task: str | None = option(
+        "What a config's model does: causal-lm, masked-lm, image-cls, ... A wrong name lists all.",
+    )
+    dtype: str | None = option(
+        "Data type of a config's or a function's model: f64, f32, f16, bf16.  [its own]"
+    )
+    attention: str | None = option("Attention of a config's model: sdpa or eager.  [sdpa]")
+    phase: str | None = option("A step of generation by a config's model: prefill, decode.")
+    past: int | None = option(
+        "Tokens already in the cache when the phase begins.", type=click.IntRange(1)
+    )
+    cache_dtype: str | None = option(
+        "Data type of the cached keys and values: f8e4m3, f16, bf16.  [the config's]"
+    )
+    mask: bool = option("Pass an attention mask to a config's model, as for padded inputs.")
+    channels_last: bool = option("Store images of a torch program, weights and inputs, as NHWC.")
+    input: Pairs[tuple[int, ...]] = option(
+        "Shape of an input: x=1x3x224x224.", type=SHAPE, multiple=True
+    )
+    value: Pairs[tuple[float, ...]] = option(
+        "Values of a tensor that shapes depend on: lengths=1,2,3.", type=NUMBERS, multiple=True
+    )
+    trip_count: Pairs[int] = option("How often a loop runs: NODE=10.", type=TRIPS, multiple=True)
+    expert_skew: float = option(
+        "How unevenly routers choose experts: exponent of a power law.  [0: evenly]",
+        type=Finite(0),
+        default=0.0,
+    )
+    indices: Pairs[str] = option(
+        "Which rows of embedding tables are read: zipf:1.05, FILE.csv, or by table "
+        "NAME=zipf:1.05.  [uniform]",
+        type=INDICES,
+        multiple=True,
+        metavar="SPREAD",
+    )
+    autocast: str | None = option("Mixed precision: bf16 or f16, with f32 weights.")
+    fast_norms: bool = option("Autocast runs layer and group norms in half precision too.")
+    weights: str | None = option(
+        "Keep weights in f32, f16 or bf16, and cast them where they are read."
+    )
+    train: bool = option("A training step: forward, loss, backward.")
+    recipe: str | None = option(
+        "How a framework trains: megatron-bf16, llm-foundry-bf16, my.toml. It gives what you do "
+        "not: options of a step, --dtype, --profile."
+    )
+    autodiff: str | None = option(
+        "Who derives the backward pass: torch or gpuir. Autocast needs gpuir.  [torch for "
+        "PyTorch programs]",
+    )
+    loss: str | None = option("The output to differentiate.  [the first float one]")
+    optimizer: str | None = option("Include the optimizer's step: sgd, adam, adamw.")
+    fused: bool = option("The optimizer runs in fused kernels.")
+    clip: float | None = option(
+        "Clip the norm of all gradients to this, before the optimizer's step.", type=float
+    )
+    accumulate: bool = option("Add gradients to those of earlier batches.")
+    checkpoint: str | None = option("Recompute modules in backward: a glob of paths, or every=2.")
+    strict: bool = option("Stop if gpuir does not model an operator.")
 
-def load_options(given: dict[str, Any], loaded: Loaded) -> gpuir.LoadOptions:
-    """The options of `loading`, as `gpuir.load` takes them; options of several flags are merged."""
+    def options(self, loaded: Loaded) -> gpuir.LoadOptions:
+        """As `gpuir.load` takes them; options of several flags are merged."""
+        how = {f.name: getattr(self, f.name) for f in fields(self)}
+        how |= {name: merged(how.pop(own)) for name, own in SEVERAL.items()}
+        how |= {"clip": self.clip or 0.0, "converters": loaded.converters}
+        return cast("gpuir.LoadOptions", how)
 
-    def merged(name: str) -> dict[str, Any]:
-        return dict(pair for pairs in given[name] for pair in pairs)
+    @property
+    def batch(self) -> int | None:
+        """The extent of the one dimension that is called a batch."""
+        return batch(merged(self.dims))
 
-    return {
-        "dims": merged("dims"),
-        "inputs": merged("input"),
-        "values": merged("value"),
-        "trip_counts": merged("trip_count"),
-        "expert_skew": given["expert_skew"],
-        "indices": merged("indices"),
-        "converters": loaded.converters,
-        "task": given["task"],
-        "dtype": given["dtype"],
-        "attention": given["attention"],
-        "phase": given["phase"],
-        "past": given["past"],
-        "cache_dtype": given["cache_dtype"],
-        "mask": given["mask"],
-        "channels_last": given["channels_last"],
-        "strict": given["strict"],
-        "train": given["train"],
-        "autodiff": given["autodiff"],
-        "loss": given["loss"],
-        "optimizer": given["optimizer"],
-        "fused": given["fused"],
-        "clip": given["clip"] or 0.0,
-        "accumulate": given["accumulate"],
-        "autocast": given["autocast"],
-        "fast_norms": given["fast_norms"],
-        "weights": given["weights"],
-        "recipe": given["recipe"],
-        "checkpoint": given["checkpoint"],
-    }
+    def sized(self, *sizes: tuple[str, int]) -> Loading:
+        """With more dimensions."""
+        return replace(self, dims=(*self.dims, sizes))
 
 
 def with_size(how: gpuir.LoadOptions, **sizes: int) -> gpuir.LoadOptions:
@@ -317,24 +277,9 @@ def given_size(how: gpuir.LoadOptions, name: str) -> str:
     return "--past" if name == "past" and how.get("past") else ""
 
 
-settings = click.option(
-    "--set",
-    "settings",
-    type=SETTING,
-    multiple=True,
-    help="Change numbers of the target, in SI units: sms=120,dram.bytes_per_s=2e12.",
-)
-pipeline = click.option("--pipeline", default="", help="Passes to run instead of the profile's.")
-tf32 = click.option(
-    "--tf32/--no-tf32",
-    default=None,
-    help="Let f32 products run on the matrix units, or not.  [as the profile has it]",
-)
-
-
 def profile(f: F) -> F:
-    """The software that a model runs under, the floats of its products and the machine:
-    `given["profile"]` names them all."""
+    """The software that a model runs under, the floats of its products and the machine: `profile`
+    names them all."""
 
     @wraps(f)
     def named(**given: Any) -> Any:
@@ -365,9 +310,6 @@ def profile(f: F) -> F:
     )(cast(F, named))
 
 
-predictor = click.option(
-    "--predictor", default="tile", show_default=True, help="What predicts the time of a kernel."
-)
 price = click.option(
     "--price",
     type=Assignments("a100=2.5", float, many=True),
@@ -376,38 +318,91 @@ price = click.option(
 )
 
 
-schedule = click.option(
-    "--schedule",
-    type=click.Path(),
-    default="",
-    help="Tiles to use for the kernels that this file names.",
-)
+@dataclass(frozen=True)
+class Costing:
+    """How kernels are made, tiled and costed. `profile` names the software and the machine."""
+
+    settings: Pairs[str] = option(
+        "Change numbers of the target, in SI units: sms=120,dram.bytes_per_s=2e12.",
+        "--set",
+        type=SETTING,
+        multiple=True,
+    )
+    predictor: str = option("What predicts the time of a kernel.", default="tile")
+    schedule: str = option(
+        "Tiles to use for the kernels that this file names.", type=click.Path(), default=""
+    )
+    profile: str | None = ask(profile)
+    tf32: bool | None = option(
+        "Let f32 products run on the matrix units, or not.  [as the profile has it]",
+        "--tf32/--no-tf32",
+        default=None,
+    )
+    pipeline: str = option("Passes to run instead of the profile's.", default="")
+    cluster: str | None = option(
+        "The cluster for `shard` in --pipeline: dgx-h100, 8xh100-sxm, my.toml; `gpuir clusters` "
+        "lists them. Its GPU is the target."
+    )
+
+    def stack(self, loaded: Loaded) -> Stack:
+        """The one software stack that is asked for, as functions of gpuir take it."""
+        profile = loaded.profile(self.profile) if self.profile else None
+        return {"profile": profile, "tf32": self.tf32}
+
+    def passes(self, loaded: Loaded) -> Pipeline | None:
+        """The passes that `--pipeline` names, if it does."""
+        return pipeline_of(self.pipeline, loaded)
+
+    def predicts(self, loaded: Loaded) -> str | Predictor:
+        """The predictor: a function of the user's, or the name of one of ours."""
+        from gpuir.cost.table import find_predictor
+
+        found = find_predictor(self.predictor, loaded.predictors)
+        return found if self.predictor.partition("@")[0] in loaded.predictors else self.predictor
+
+    def on(self, target: str) -> str:
+        """A target's name with the numbers of `--set` behind it."""
+        return with_settings(target, self.settings)
 
 
-cluster = click.option(
-    "--cluster",
-    help="The cluster for `shard` in --pipeline: dgx-h100, 8xh100-sxm, my.toml; "
-    "`gpuir clusters` lists them. Its GPU is the target.",
-)
+@dataclass(frozen=True)
+class Run:
+    """A model, on each of some targets, under each of some stacks."""
+
+    model: str
+    target: str | None
+    loading: Loading
+    costing: Costing
+    loaded: Loaded
 
 
-def costing(f: F) -> F:
-    """How kernels are tiled and costed."""
-    return stacked(settings, predictor, schedule, profile, tf32, pipeline, cluster)(f)
+class Runs:
+    """A request for such runs."""
+
+    model: str
+    target: str | None
+    loading: Loading
+    costing: Costing
+    loaded: Loaded
+
+    @property
+    def run(self) -> Run:
+        return Run(self.model, self.target, self.loading, self.costing, self.loaded)
 
 
-def running(f: F) -> F:
-    """How a model is run where many runs are tried."""
-    return stacked(settings, predictor, profile, tf32, pipeline)(f)
+def load_modules(f: F) -> F:
+    """The user's modules, which the command gets as `loaded`."""
 
+    @wraps(f)
+    def named(**given: Any) -> Any:
+        from gpuir.cli.modules import load_modules
 
-load_modules = click.option(
-    "--load",
-    "modules",
-    multiple=True,
-    metavar="MODULE",
-    help="A module, or a .py file, with passes, predictors, targets or backends of your own.",
-)
+        loaded = load_modules(given.pop("modules"))
+        return f(**given, loaded=loaded)
+
+    text = "A module, or a .py file, with passes, predictors, targets or backends of your own."
+    option = click.option("--load", "modules", multiple=True, metavar="MODULE", help=text)
+    return cast(F, option(named))
 
 
 def _say_more(_: click.Context, __: click.Parameter, wanted: bool) -> bool:
@@ -496,27 +491,24 @@ def output(f: F) -> F:
     return cast(F, click.option("-o", "--output", type=click.Path(), help=text)(checked))
 
 
-def pipeline_of(given: dict[str, Any], loaded: Loaded) -> Pipeline | None:
-    """The passes that `--pipeline` names, if it does."""
+def pipeline_of(text: str, loaded: Loaded) -> Pipeline | None:
     import gpuir
 
-    text = given["pipeline"]
     if not text.strip():
         return None
     return gpuir.pipeline(text, loaded.passes, loaded.predictors, loaded.targets)
 
 
-def with_settings(target: str, given: dict[str, Any]) -> str:
+def with_settings(target: str, settings: Pairs[str]) -> str:
     """A target's name with the numbers of `--set` behind it."""
-    settings = [f"{name}={value}" for pairs in given["settings"] for name, value in pairs]
-    return "+".join((target, *settings))
+    return "+".join((target, *(f"{name}={value}" for pairs in settings for name, value in pairs)))
 
 
-def prices_of(given: dict[str, Any]) -> dict[str, Price]:
+def prices_of(price: Pairs[float]) -> dict[str, Price]:
     """Prices of one's own, by the target's name."""
     from gpuir.targets.prices import own_price
 
-    return dict(own_price(name, amount) for pairs in given["price"] for name, amount in pairs)
+    return dict(own_price(name, amount) for pairs in price for name, amount in pairs)
 
 
 def split_names(text: str | None) -> list[str]:
@@ -545,37 +537,36 @@ def everything() -> dict[str, Target]:
     return found
 
 
-def targets_of(given: dict[str, Any], loaded: Loaded) -> list[Target]:
+def targets_of(run: Run) -> list[Target]:
     """The targets, each once."""
-    return [target for target, _ in named_targets(given, loaded)]
+    return [one for one, _ in named_targets(run)]
 
 
-def named_targets(given: dict[str, Any], loaded: Loaded) -> list[tuple[Target, str]]:
+def named_targets(run: Run) -> list[tuple[Target, str]]:
     """The targets, each once, with the names that they are loaded by; UsageError where two of one
     name are not the same."""
     import gpuir
     from gpuir.ir.errors import UsageError
 
-    names = [loaded.target(name) for name in split_targets(given["target"])]
+    names = [run.loaded.target(name) for name in split_targets(run.target)]
     if not names:
         raise UsageError("no target given", fix="--target a100; `gpuir targets` lists them")
     found: dict[str, tuple[Target, str]] = {}
-    for name in (with_settings(name, given) for name in names):
-        target = gpuir.load_target(name)
-        other, first = found.setdefault(target.name, (target, name))
-        if other != target:
+    for name in map(run.costing.on, names):
+        one = gpuir.load_target(name)
+        other, first = found.setdefault(one.name, (one, name))
+        if other != one:
             raise UsageError(
-                f"two targets have the name {target.name!r}",
+                f"two targets have the name {one.name!r}",
                 found=f"{first}, {name}",
                 fix="give the file a `name` of its own",
             )
     return list(found.values())
 
 
-def batch(dims: tuple[tuple[tuple[str, int], ...], ...]) -> int | None:
+def batch(dims: Mapping[str, int]) -> int | None:
     """The extent of the one dimension that is called a batch."""
-    merged = dict(pair for pairs in dims for pair in pairs)
-    found = [n for name, n in merged.items() if is_batch(name)]
+    found = [n for name, n in dims.items() if is_batch(name)]
     return found[0] if len(found) == 1 else None
 
 

@@ -7,10 +7,10 @@ import os
 import shutil
 import stat
 import sys
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 import click
 
@@ -52,12 +52,11 @@ def emit(text: str | bytes | Folder, path: str | None = None) -> None:
         raise UsageError("cannot write to stdout", found=str(error.strerror)) from error
 
 
-def show(report: Report, given: Mapping[str, Any]) -> None:
+def show(report: Report, format: str, width: int | None, output: str | None) -> None:
     """A report as `--format` says, to where `--output` says."""
     from gpuir.backends.table import FORMATS
 
-    shape = layout(given["width"], given["output"])
-    emit(FORMATS[given["format"]](report, shape), given["output"])
+    emit(FORMATS[format](report, layout(width, output)), output)
 
 
 def check_binary(format: str | None, path: str | None, fix: str = "-o FILE.parquet") -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from gpuir.cli import options
-from gpuir.cli.modules import load_modules
+from gpuir.cli.modules import Loaded
 from gpuir.cli.output import emit, warn
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 @click.command()
 @click.argument("name", required=False)
 @options.load_modules
-def command(name: str | None, modules: tuple[str, ...]) -> None:
+def command(name: str | None, loaded: Loaded) -> None:
     """List passes, or show one with its options.
 
     \b
@@ -30,7 +30,7 @@ def command(name: str | None, modules: tuple[str, ...]) -> None:
     from gpuir.plugins import installed
     from gpuir.stacks.table import PASSES, find_pass
 
-    mine = load_modules(modules).passes
+    mine = loaded.passes
     if name is not None:
         emit(full(find_pass(name, mine)))
     else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -11,8 +12,9 @@ import click
 from gpuir.cli import options
 from gpuir.cli.kept import decides, earlier
 from gpuir.cli.lowering import once
-from gpuir.cli.modules import load_modules
+from gpuir.cli.modules import Loaded
 from gpuir.cli.output import check_ahead, emit, note, show, warn
+from gpuir.cli.request import ask, held, option, request
 from gpuir.cli.simulate import PLANS, few_cut
 
 if TYPE_CHECKING:
@@ -49,38 +51,50 @@ class Numbers(click.ParamType):  # type: ignore[type-arg]
 DEGREES = Numbers()
 
 
-@click.command()
-@options.model
-@click.option("--cluster", required=True, help="A cluster: dgx-a100, 8xdgx-h100, my.toml.")
-@click.option("--tp", type=DEGREES, help="Degrees to try.  [those that divide a node's GPUs]")
-@click.option("--pp", type=DEGREES, help="Degrees to try.  [those that divide the GPUs]")
-@click.option("--dp", type=DEGREES, help="Degrees to try.  [what is left]")
-@click.option("--cp", type=DEGREES, help="Degrees to try.  [1]")
-@click.option("--ep", type=DEGREES, help="Degrees to try.  [1]")
-@click.option("--zero", type=Numbers(0, 3), help="Stages of ZeRO to try.  [0, 1, without pp 3]")
-@click.option("--microbatch", type=DEGREES, help="Sequences of a rank at a time to try.  [1,2,4,8]")
-@click.option(
-    "--recompute",
-    type=click.Choice(["try", "never", "always"]),
-    default="try",
-    show_default=True,
-    help="Blocks computed again in the backward pass.",
-)
-@click.option("--best", type=click.IntRange(1, 100), default=5, show_default=True, help="Listed.")
-@click.option("--exhaustive", is_flag=True, help="Simulate every plan: no bounds.")
-@click.option(
-    "--resume", type=click.Path(), help="Keep what is simulated in this file, and go on from it."
-)
-@options.price
-@options.formats(*PLANS, help="The last four are the best plan: as JSON, and for who runs it.")
-@options.loading
-@options.profile
-@options.predictor
-@options.tf32
-@options.width
-@options.output
-@options.load_modules
-def command(**given: Any) -> None:
+@dataclass(frozen=True)
+class Plans:
+    model: str = ask(options.model)
+    cluster: str = option("A cluster: dgx-a100, 8xdgx-h100, my.toml.", required=True)
+    tp: tuple[int, ...] | None = option(
+        "Degrees to try.  [those that divide a node's GPUs]", type=DEGREES
+    )
+    pp: tuple[int, ...] | None = option(
+        "Degrees to try.  [those that divide the GPUs]", type=DEGREES
+    )
+    dp: tuple[int, ...] | None = option("Degrees to try.  [what is left]", type=DEGREES)
+    cp: tuple[int, ...] | None = option("Degrees to try.  [1]", type=DEGREES)
+    ep: tuple[int, ...] | None = option("Degrees to try.  [1]", type=DEGREES)
+    zero: tuple[int, ...] | None = option(
+        "Stages of ZeRO to try.  [0, 1, without pp 3]", type=Numbers(0, 3)
+    )
+    microbatch: tuple[int, ...] | None = option(
+        "Sequences of a rank at a time to try.  [1,2,4,8]", type=DEGREES
+    )
+    recompute: str = option(
+        "Blocks computed again in the backward pass.",
+        type=click.Choice(["try", "never", "always"]),
+        default="try",
+    )
+    best: int = option("Listed.", type=click.IntRange(1, 100), default=5)
+    exhaustive: bool = option("Simulate every plan: no bounds.")
+    resume: str | None = option(
+        "Keep what is simulated in this file, and go on from it.", type=click.Path()
+    )
+    price: options.Pairs[float] = ask(options.price)
+    format: str = ask(
+        options.formats(
+            *PLANS, help="The last four are the best plan: as JSON, and for who runs it."
+        )
+    )
+    loading: options.Loading = held(options.Loading)
+    costing: options.Costing = held(options.Costing, without="settings schedule pipeline cluster")
+    width: int | None = ask(options.width)
+    output: str | None = ask(options.output)
+    loaded: Loaded = ask(options.load_modules)
+
+
+@request(Plans)
+def command(asked: Plans) -> None:
     """Find the fastest parallel plan for the GPUs of a cluster.
 
     gpuir loads MODEL with the batch of the whole step. It skips plans that cannot fit in memory or
@@ -98,24 +112,20 @@ def command(**given: Any) -> None:
     from gpuir.store import Store
     from gpuir.targets.cluster import load_cluster
 
-    for name in ("output", "resume"):
-        check_ahead(given[name])
-    machine = load_cluster(given["cluster"])
-    price = _price(machine, _prices(given, machine))
+    check_ahead(asked.resume)
+    machine = load_cluster(asked.cluster)
+    price = _price(machine, _prices(asked, machine))
     warnings: list[str] = []
-    graphs = _Graphs(given, warnings)
+    graphs = _Graphs(asked, warnings)
     whole = graphs.model(False)
-    model = measured(whole, machine, options.batch(given["dims"]))
-    degrees = {
-        name: given[name]
-        for name in ("tp", "pp", "dp", "cp", "ep", "zero", "microbatch")
-        if given[name]
-    }
-    again = {"try": (False, True), "never": (False,), "always": (True,)}[given["recompute"]]
-    if not given["train"] or given["checkpoint"]:
+    model = measured(whole, machine, asked.loading.batch)
+    names = ("tp", "pp", "dp", "cp", "ep", "zero", "microbatch")
+    degrees: dict[str, tuple[int, ...]] = {n: x for n in names if (x := getattr(asked, n))}
+    again = {"try": (False, True), "never": (False,), "always": (True,)}[asked.recompute]
+    if not asked.loading.train or asked.loading.checkpoint:
         again = (False,)
     if not is_training(whole):
-        _no_zero(given["zero"])
+        _no_zero(asked.zero)
         degrees["zero"] = (0,)
     choices = choices_of(whole, model, degrees, again)
     warnings += left_out(model, degrees)
@@ -124,27 +134,32 @@ def command(**given: Any) -> None:
         note(f"{choice}")
         return graphs.step(choice)
 
-    with Store(given["resume"]) if given["resume"] else nullcontext() as store:
+    with Store(asked.resume) if asked.resume else nullcontext() as store:
         known: dict[str, Tried] = {}
         if store is not None:
-            known = earlier(store, given, decides(whole, machine, given, graphs.loaded))
+            known = earlier(store, decides(whole, machine, asked.costing, asked.loaded))
 
         def keep(tried: Tried) -> None:
             if store is not None:
                 store.put("plans", [(str(tried.choice), written(tried))])
 
         found = search(
-            choices, model, simulate, exhaustive=given["exhaustive"], known=known, done=keep
+            choices, model, simulate, exhaustive=asked.exhaustive, known=known, done=keep
         )
-    little = {x.choice.parallel.tp: x.tp_shared for x in found.best[: given["best"]]}
+    little = {x.choice.parallel.tp: x.tp_shared for x in found.best[: asked.best]}
     warnings += [few_cut(tp, x) for tp, x in sorted(little.items()) if x and x.is_little]
     for text in warnings:
         warn(text)
-    if given["format"] in PLANS:
-        text = chosen(found, given["format"], model.batch, whole.name, machine.name)
-        emit(text, given["output"])
+    if asked.format in PLANS:
+        text = chosen(found, asked.format, model.batch, whole.name, machine.name)
+        emit(text, asked.output)
     else:
-        show(plan_report(Search(found, model, whole.name, machine, price), given["best"]), given)
+        show(
+            plan_report(Search(found, model, whole.name, machine, price), asked.best),
+            asked.format,
+            asked.width,
+            asked.output,
+        )
 
 
 def _no_zero(stages: tuple[int, ...] | None) -> None:
@@ -158,11 +173,11 @@ def _no_zero(stages: tuple[int, ...] | None) -> None:
         )
 
 
-def _prices(given: dict[str, Any], machine: Cluster) -> dict[str, Price]:
+def _prices(asked: Plans, machine: Cluster) -> dict[str, Price]:
     """Prices of one's own; UsageError for one of a GPU that the cluster has not."""
     from gpuir.ir.errors import UsageError
 
-    prices, targets = options.prices_of(given), machine.targets
+    prices, targets = options.prices_of(asked.price), machine.targets
     for name, price in prices.items():
         if not any(name in (target.name, target.device) for target in targets):
             own = " or ".join(f"--price {x.name}={price.usd_per_hour:g}" for x in targets)
@@ -225,16 +240,12 @@ def measured(g: Graph, machine: Cluster, batch: int | None) -> Model:
 class _Graphs:
     """The model, loaded once, and once more with blocks computed again."""
 
-    def __init__(self, given: dict[str, Any], warnings: list[str]):
-        from gpuir.cost.table import find_predictor
+    def __init__(self, asked: Plans, warnings: list[str]):
         from gpuir.distributed import Common
 
-        self.given, self.warnings = given, warnings
-        self.loaded = load_modules(given["modules"])
-        self.profile = self.loaded.profile(given["profile"]) if given["profile"] else None
-        name = given["predictor"]
-        found = find_predictor(name, self.loaded.predictors)
-        self.predictor: Any = found if name.partition("@")[0] in self.loaded.predictors else name
+        self.asked, self.warnings = asked, warnings
+        self.stack = asked.costing.stack(asked.loaded)
+        self.predictor = asked.costing.predicts(asked.loaded)
         self.common = Common()
         self.model = lru_cache(maxsize=2)(self._model)
         self.part = lru_cache(maxsize=4)(self._part)
@@ -242,16 +253,10 @@ class _Graphs:
     def _model(self, again: bool) -> Graph:
         import gpuir
 
-        given: dict[str, Any] = dict(self.given)
+        how = self.asked.loading.options(self.asked.loaded)
         if again:
-            given["checkpoint"] = RECOMPUTED
-        return gpuir.load(
-            given["model"],
-            warn=once(self.warnings),
-            profile=self.profile,
-            tf32=given["tf32"],
-            **options.load_options(given, self.loaded),
-        )
+            how["checkpoint"] = RECOMPUTED
+        return gpuir.load(self.asked.model, warn=once(self.warnings), **self.stack, **how)
 
     def _part(self, again: bool, microbatches: int) -> Graph:
         from gpuir.passes.microbatch import Microbatch
@@ -261,13 +266,11 @@ class _Graphs:
     def step(self, choice: Choice) -> Step:
         import gpuir
 
-        given = self.given
         return gpuir.simulate_ranks(
             self.part(choice.recompute, choice.parallel.microbatches),
-            given["cluster"],
+            self.asked.cluster,
             choice.parallel,
-            profile=self.profile,
             predictor=self.predictor,
-            tf32=given["tf32"],
             common=self.common,
+            **self.stack,
         )

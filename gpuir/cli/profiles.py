@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from gpuir.cli import options
-from gpuir.cli.modules import load_modules
+from gpuir.cli.modules import Loaded
 from gpuir.cli.output import emit, layout, warn
 
 if TYPE_CHECKING:
@@ -22,9 +22,7 @@ if TYPE_CHECKING:
 @options.width
 @options.output
 @options.load_modules
-def command(
-    name: str | None, width: int | None, output: str | None, modules: tuple[str, ...]
-) -> None:
+def command(name: str | None, width: int | None, output: str | None, loaded: Loaded) -> None:
     """List software stacks, or show one: passes, numbers, sources.
 
     \b
@@ -34,7 +32,6 @@ def command(
     import gpuir
     from gpuir.backends.terminal import Page
 
-    loaded = load_modules(modules)
     shape = layout(width, output)
     page = Page(shape.width, shape.color)
     if name is not None:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import click
 
 from gpuir.cli import options
-from gpuir.cli.modules import load_modules
+from gpuir.cli.modules import Loaded
 from gpuir.cli.output import emit, warn
+from gpuir.cli.request import ask, held, request
 
 if TYPE_CHECKING:
     from gpuir.ir.graph import Graph
@@ -27,16 +29,18 @@ def command() -> None:
     """
 
 
-@command.command()
-@click.argument("file", type=click.Path())
-@options.model
-@options.target("The GPU it is for.  [as the file says]")
-@options.profile
-@options.tf32
-@options.pipeline
-@options.loading
-@options.load_modules
-def check(file: str, target: str | None, **given: Any) -> None:
+@dataclass(frozen=True)
+class Check:
+    file: str = ask(click.argument("file", type=click.Path()))
+    model: str = ask(options.model)
+    target: str | None = ask(options.target("The GPU it is for.  [as the file says]"))
+    costing: options.Costing = held(options.Costing, without="settings predictor schedule cluster")
+    loading: options.Loading = held(options.Loading)
+    loaded: Loaded = ask(options.load_modules)
+
+
+@request(Check)
+def check(asked: Check) -> None:
     """Say of each tile in FILE that is not legal for MODEL why it is not.
 
     Also how many are the library's own: any other is costed as a generated kernel, by other
@@ -46,15 +50,14 @@ def check(file: str, target: str | None, **given: Any) -> None:
     from gpuir.passes.math import run_under
     from gpuir.passes.tile import schedule_in
 
-    found = schedule_in(file)
-    name = target or found.target
-    loaded = load_modules(given["modules"])
-    device = gpuir.load_target(loaded.target(name))
-    stack: Any = {"profile": given["profile"], "tf32": given["tf32"]}
-    g = gpuir.load(given["model"], warn=warn, **stack, **options.load_options(given, loaded))
-    if passes := options.pipeline_of(given, loaded):
+    found = schedule_in(asked.file)
+    name = asked.target or found.target
+    device = gpuir.load_target(asked.loaded.target(name))
+    stack = asked.costing.stack(asked.loaded)
+    g = gpuir.load(asked.model, warn=warn, **stack, **asked.loading.options(asked.loaded))
+    if passes := asked.costing.passes(asked.loaded):
         g = passes.run(run_under(g, **stack))
-    g = gpuir.strip(gpuir.lower(g, target=loaded.target(name), **stack))
+    g = gpuir.strip(gpuir.lower(g, target=asked.loaded.target(name), **stack))
     told = list(reasons(g, found, device))
     illegal = [f"%{'/'.join(path)}: {why}\n" for path, why in told if why]
     fine = len(found.tiles) - len(illegal)
@@ -87,3 +90,6 @@ def reasons(g: Graph, schedule: Schedule, target: Target) -> Iterator[tuple[tupl
             why = why_illegal(work_of(op), tile, target)
             text = f"{tile}\n{why}".replace("\n", "\n" + " " * 12)
             yield path, f"not legal\n  found:    {text}" if why else ""
+
+
+command.add_command(check)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from gpuir.cli import options
-from gpuir.cli.output import check_ahead, show
+from gpuir.cli.output import show
+from gpuir.cli.request import ask, option, request
 
 if TYPE_CHECKING:
     from gpuir.plan.sharding import Found, Way
@@ -15,31 +17,35 @@ if TYPE_CHECKING:
 OPTIMIZERS = ("sgd", "rowwise-adagrad", "adagrad", "adam")
 
 
-@click.command()
-@click.argument("tables", type=click.Path())
-@click.option("--cluster", required=True, help="A cluster: dgx-a100, 8xh100-sxm, my.toml.")
-@click.option(
-    "--batch", type=click.IntRange(1, 1 << 40), default=65536, show_default=True,
-    help="Samples of a step, all GPUs together.",
-)  # fmt: skip
-@click.option(
-    "--optimizer", type=click.Choice(OPTIMIZERS), default="rowwise-adagrad", show_default=True,
-    help="Of the tables: its state takes memory.",
-)  # fmt: skip
-@click.option("--inference", is_flag=True, help="Lookups alone: no gradients, no state.")
-@click.option("--cut", help="Ways to place a table, of table,column,row,data.  [all]")
-@click.option(
-    "--memory", type=options.Finite(0.01, 1),
-    default=0.8, show_default=True, help="The share of a GPU's memory that tables may take.",
-)  # fmt: skip
-@click.option(
-    "--seconds", type=options.Finite(0, 3600), default=20.0, show_default=True,
-    help="For the exact solver; 0 leaves it out.",
-)  # fmt: skip
-@options.formats()
-@options.width
-@options.output
-def command(tables: str, cluster: str, **given: Any) -> None:
+@dataclass(frozen=True)
+class Shard:
+    tables: str = ask(click.argument("tables", type=click.Path()))
+    cluster: str = option("A cluster: dgx-a100, 8xh100-sxm, my.toml.", required=True)
+    batch: int = option(
+        "Samples of a step, all GPUs together.", type=click.IntRange(1, 1 << 40), default=65536
+    )
+    optimizer: str = option(
+        "Of the tables: its state takes memory.",
+        type=click.Choice(OPTIMIZERS),
+        default="rowwise-adagrad",
+    )
+    inference: bool = option("Lookups alone: no gradients, no state.")
+    cut: str | None = option("Ways to place a table, of table,column,row,data.  [all]")
+    memory: float = option(
+        "The share of a GPU's memory that tables may take.",
+        type=options.Finite(0.01, 1),
+        default=0.8,
+    )
+    seconds: float = option(
+        "For the exact solver; 0 leaves it out.", type=options.Finite(0, 3600), default=20.0
+    )
+    format: str = ask(options.formats())
+    width: int | None = ask(options.width)
+    output: str | None = ask(options.output)
+
+
+@request(Shard)
+def command(asked: Shard) -> None:
     """Place embedding TABLES on the GPUs of a cluster.
 
     TABLES is a .json, .toml or .csv file. A table may stay whole, be split by columns or rows, or
@@ -55,33 +61,32 @@ def command(tables: str, cluster: str, **given: Any) -> None:
     from gpuir.plan.tables import read_tables
     from gpuir.targets.cluster import load_cluster
 
-    check_ahead(given["output"])
-    found_tables = read_tables(tables)
-    machine = load_cluster(cluster)
+    found_tables = read_tables(asked.tables)
+    machine = load_cluster(asked.cluster)
     setting = Setting(
         machine.target,
         machine.gpus,
-        machine.target.dram.bytes * given["memory"],
-        given["batch"],
+        machine.target.dram.bytes * asked.memory,
+        asked.batch,
         collective_of(machine),
-        given["optimizer"],
-        _ways(given["cut"]),
-        not given["inference"],
+        asked.optimizer,
+        _ways(asked.cut),
+        not asked.inference,
     )
-    found = _found(found_tables, setting, given["seconds"])
+    found = _found(found_tables, setting, asked.seconds)
     head = {
         "cluster": machine.name,
-        "batch": given["batch"],
-        "optimizer": None if given["inference"] else given["optimizer"],
+        "batch": asked.batch,
+        "optimizer": None if asked.inference else asked.optimizer,
         "memory_bytes_a_gpu": setting.memory_bytes,
     }
-    title = f"{tables}: {len(found_tables):,} tables on {machine.name}, batch {given['batch']:,}"
+    title = f"{asked.tables}: {len(found_tables):,} tables on {machine.name}, batch {asked.batch:,}"
     notes = [
-        f"tables may take {given['memory']:.0%} of a GPU's memory (--memory)",
+        f"tables may take {asked.memory:.0%} of a GPU's memory (--memory)",
         *machine.assumed,
         *_assumed(found),
     ]
-    show(sharding_report(found, head, title, notes), given)
+    show(sharding_report(found, head, title, notes), asked.format, asked.width, asked.output)
 
 
 def _ways(text: str | None) -> tuple[Way, ...]:

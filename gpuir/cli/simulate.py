@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, get_args
 
 import click
@@ -11,71 +11,69 @@ import click
 from gpuir.backends.table import FORMATS
 from gpuir.cli import options
 from gpuir.cli.lowering import once
-from gpuir.cli.modules import load_modules
-from gpuir.cli.output import emit, layout, show, warn
+from gpuir.cli.modules import Loaded
+from gpuir.cli.output import emit, layout, note, show, warn
+from gpuir.cli.request import ask, held, option, request
 from gpuir.simulate.parallel import ContextExchange, PipelineSchedule
 
 if TYPE_CHECKING:
     from gpuir.cli.modules import Loaded
+    from gpuir.simulate.fitting import Change
     from gpuir.simulate.step import Shared, Step
 
 DEGREE = click.IntRange(1, 1 << 20)
 PLANS = ("plan", "pytorch", "megatron", "deepspeed")
 
 
-@click.command()
-@options.model
-@click.option("--cluster", required=True, help="A cluster: dgx-a100, 2xdgx-h100+dgx-a100, my.toml.")
-@click.option("--dp", type=DEGREE, default=1, help="Ranks that share a batch.  [1]")
-@click.option("--tp", type=DEGREE, default=1, help="Ranks that share the weights of a layer.  [1]")
-@click.option("--pp", type=DEGREE, default=1, help="Ranks that share the layers.  [1]")
-@click.option("--cp", type=DEGREE, default=1, help="Ranks that share a sequence.  [1]")
-@click.option("--ep", type=DEGREE, default=1, help="Ranks that share the experts.  [1]")
-@click.option(
-    "--zero", type=click.IntRange(0, 3), default=0, help="Stage of ZeRO within dp; 3 is FSDP.  [0]"
-)
-@click.option("--sequence", is_flag=True, help="With tp: norms and residuals by sequence, too.")
-@click.option(
-    "--overlap", is_flag=True, help="With sequence: products and collectives of tp side by side."
-)
-@click.option(
-    "--microbatches", type=DEGREE, default=1, help="Into which a step's batch is cut.  [1]"
-)
-@click.option(
-    "--schedule",
-    type=click.Choice(get_args(PipelineSchedule)),
-    default="1f1b",
-    show_default=True,
-    help="In which order ranks of pp run microbatches.",
-)
-@click.option("--chunks", type=DEGREE, default=1, help="Groups of layers a rank: interleaved.  [1]")
-@click.option(
-    "--exchange",
-    type=click.Choice(get_args(ContextExchange)[1:]),
-    help="What ranks of cp send in attention: heads, keys to all, keys round a ring.  [the fewest "
-    "bytes of the first two]",
-)
-@click.option(
-    "--slow",
-    type=options.Assignments("RANK=1.3", float),
-    multiple=True,
-    help="A rank whose kernels take so many times as long: a straggler.",
-)
-@click.option("--critical-path", is_flag=True, help="List what decides the end, and whose it is.")
-@options.formats(
-    *("trace", "chakra", *PLANS),
-    help="Of the result; chakra is a folder. The last four are the plan: as JSON, and for who runs "
-    "it.",
-)
-@options.loading
-@options.profile
-@options.predictor
-@options.tf32
-@options.width
-@options.output
-@options.load_modules
-@options.verbose
-def command(**given: Any) -> None:
+@dataclass(frozen=True)
+class Simulate:
+    model: str = ask(options.model)
+    cluster: str = option("A cluster: dgx-a100, 2xdgx-h100+dgx-a100, my.toml.", required=True)
+    dp: int = option("Ranks that share a batch.  [1]", type=DEGREE, default=1)
+    tp: int = option("Ranks that share the weights of a layer.  [1]", type=DEGREE, default=1)
+    pp: int = option("Ranks that share the layers.  [1]", type=DEGREE, default=1)
+    cp: int = option("Ranks that share a sequence.  [1]", type=DEGREE, default=1)
+    ep: int = option("Ranks that share the experts.  [1]", type=DEGREE, default=1)
+    zero: int = option(
+        "Stage of ZeRO within dp; 3 is FSDP.  [0]", type=click.IntRange(0, 3), default=0
+    )
+    sequence: bool = option("With tp: norms and residuals by sequence, too.")
+    overlap: bool = option("With sequence: products and collectives of tp side by side.")
+    microbatches: int = option("Into which a step's batch is cut.  [1]", type=DEGREE, default=1)
+    schedule: PipelineSchedule = option(
+        "In which order ranks of pp run microbatches.",
+        type=click.Choice(get_args(PipelineSchedule)),
+        default="1f1b",
+    )
+    chunks: int = option("Groups of layers a rank: interleaved.  [1]", type=DEGREE, default=1)
+    exchange: ContextExchange | None = option(
+        "What ranks of cp send in attention: heads, keys to all, keys round a ring.  [the "
+        "fewest bytes of the first two]",
+        type=click.Choice(get_args(ContextExchange)[1:]),
+    )
+    slow: options.Pairs[float] = option(
+        "A rank whose kernels take so many times as long: a straggler.",
+        type=options.Assignments("RANK=1.3", float),
+        multiple=True,
+    )
+    critical_path: bool = option("List what decides the end, and whose it is.")
+    format: str = ask(
+        options.formats(
+            *("trace", "chakra", *PLANS),
+            help="Of the result; chakra is a folder. The last four are the plan: as JSON, and for "
+            "who runs it.",
+        )
+    )
+    loading: options.Loading = held(options.Loading)
+    costing: options.Costing = held(options.Costing, without="settings schedule pipeline cluster")
+    width: int | None = ask(options.width)
+    output: str | None = ask(options.output)
+    loaded: Loaded = ask(options.load_modules)
+    verbose: bool = ask(options.verbose)
+
+
+@request(Simulate)
+def command(asked: Simulate) -> None:
     """Predict a step of MODEL on many GPUs.
 
     gpuir loads MODEL with the batch of the whole step, of all ranks together, then splits it. Ranks
@@ -90,72 +88,85 @@ def command(**given: Any) -> None:
     gpuir simulate model.onnx --cluster dgx-a100 --tp 4 --dims batch=8 --format chakra -o traces
     gpuir simulate model.onnx --cluster dgx-a100 --tp 4 --dims batch=8 --format megatron
     """
-    from gpuir.cli.fitting import step_fixes
-
-    loaded = load_modules(given["modules"])
     warnings: list[str] = []
-    step = _step(given, loaded, once(warnings))
+    step = _step(asked, once(warnings))
     if step.tp_shared and step.tp_shared.is_little:
         warnings.append(few_cut(step.parallel.tp, step.tp_shared))
     for warning in warnings:
         warn(warning)
-    if given["format"] in FORMATS:
-        step = step_fixes(step, given, lambda other: _step(other, loaded, lambda _: None))
-    _show(step, given)
+    if asked.format in FORMATS:
+        step = _with_fixes(step, asked)
+    _show(step, asked)
 
 
-def _step(given: dict[str, Any], loaded: Loaded, say: Callable[[str], None]) -> Step:
+def _step(asked: Simulate, say: Callable[[str], None]) -> Step:
     """The step that options ask for."""
     import gpuir
-    from gpuir.cost.table import find_predictor
     from gpuir.passes.microbatch import Microbatch
 
-    parallel = gpuir.Parallel(
-        **{name: given[name] for name in ("dp", "tp", "pp", "cp", "ep", "zero")},
-        **{name: given[name] for name in ("sequence", "overlap", "microbatches")},
-        **{name: given[name] for name in ("schedule", "chunks")},
-        exchange=given["exchange"] or "",
-    )
-    gpuir.load_cluster(given["cluster"])
-    profile = loaded.profile(given["profile"]) if given["profile"] else None
-    predictor: Any = find_predictor(given["predictor"], loaded.predictors)
-    if given["predictor"].partition("@")[0] not in loaded.predictors:
-        predictor = given["predictor"]
-    g = gpuir.load(
-        given["model"],
-        warn=say,
-        profile=profile,
-        tf32=given["tf32"],
-        **options.load_options(given, loaded),
-    )
+    named = [f.name for f in fields(gpuir.Parallel)]
+    degrees: dict[str, Any] = {n: getattr(asked, n) for n in named if n != "exchange"}
+    parallel = gpuir.Parallel(**degrees, exchange=asked.exchange or "")
+    gpuir.load_cluster(asked.cluster)
+    stack, predictor = asked.costing.stack(asked.loaded), asked.costing.predicts(asked.loaded)
+    g = gpuir.load(asked.model, warn=say, **stack, **asked.loading.options(asked.loaded))
     return gpuir.simulate_ranks(
-        Microbatch(given["microbatches"]).run(g),
-        given["cluster"],
+        Microbatch(asked.microbatches).run(g),
+        asked.cluster,
         parallel,
-        profile=profile,
         predictor=predictor,
-        tf32=given["tf32"],
-        slow=_slow(given["slow"]),
+        **stack,
+        slow=_slow(asked.slow),
     )
 
 
-def _show(step: Step, given: dict[str, Any]) -> None:
+def _with_fixes(step: Step, asked: Simulate) -> Step:
+    """A step that does not fit, with the smallest change that was found: a smaller batch, more
+    sharding, more ranks that share the weights."""
+    from gpuir.cli.fitting import DEGREES, HALVINGS, batch_of
+    from gpuir.ir.errors import GpuirError
+    from gpuir.simulate.fitting import ToFit
+
+    if step.fits:
+        return step
+    note(f"{step.model} does not fit: looking for what does")
+    name, size = batch_of({"dims": options.merged(asked.loading.dims)})
+    sizes = (size >> i for i in range(1, HALVINGS) if size % (1 << i) == 0 and size >> i)
+    tries: list[tuple[Change, str, Simulate]] = [
+        ("batch", f"--dims {name}={n}", replace(asked, loading=asked.loading.sized((name, n))))
+        for n in sizes
+    ]
+    if asked.loading.train and asked.dp > 1:
+        more = range(asked.zero + 1, 4)
+        tries.extend(("zero", f"--zero {n}", replace(asked, zero=n)) for n in more)
+    tries.extend(("tp", f"--tp {n}", replace(asked, tp=n)) for n in DEGREES if n > asked.tp)
+    for change, how, changed in tries:
+        try:
+            found = _step(changed, lambda _: None)
+        except GpuirError:
+            continue
+        if found.fits:
+            return replace(step, to_fit=(ToFit(change, how, found.spare_bytes),))
+    return step
+
+
+def _show(step: Step, asked: Simulate) -> None:
     from gpuir.backends.steps import step_report
 
-    batch, form = options.batch(given["dims"]), given["format"]
+    batch, form = asked.loading.batch, asked.format
     if form in FORMATS:
-        show(step_report(step, batch, given["critical_path"]), given)
+        show(step_report(step, batch, asked.critical_path), asked.format, asked.width, asked.output)
     elif form in PLANS:
-        emit(_planned(form, step, batch), given["output"])
+        emit(_planned(form, step, batch), asked.output)
     elif form == "chakra":
         from gpuir.backends.chakra.traces import step_traces
 
-        emit(step_traces(step), given["output"])
+        emit(step_traces(step), asked.output)
     else:
         from gpuir.backends.step_trace import step_trace
 
-        shape = replace(layout(given["width"], given["output"]), file=given["output"] or "")
-        emit(step_trace(step, shape), given["output"])
+        shape = replace(layout(asked.width, asked.output), file=asked.output or "")
+        emit(step_trace(step, shape), asked.output)
 
 
 def few_cut(tp: int, shared: Shared) -> str:
@@ -166,11 +177,11 @@ def few_cut(tp: int, shared: Shared) -> str:
     )
 
 
-def _slow(given: tuple[tuple[tuple[str, float], ...], ...]) -> dict[int, float]:
+def _slow(factors: options.Pairs[float]) -> dict[int, float]:
     from gpuir.ir.errors import UsageError
 
     found: dict[int, float] = {}
-    for rank, factor in (pair for pairs in given for pair in pairs):
+    for rank, factor in (pair for pairs in factors for pair in pairs):
         if not rank.isdecimal():
             raise UsageError(
                 "the factor of a slow rank is not valid",

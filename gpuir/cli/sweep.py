@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from math import prod
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
@@ -12,7 +12,7 @@ import click
 
 from gpuir.cli import options
 from gpuir.cli.lowering import Kernels, once, refuse_opaque
-from gpuir.cli.modules import Loaded, load_modules
+from gpuir.cli.modules import Loaded
 from gpuir.cli.output import (
     check_ahead,
     check_binary,
@@ -23,6 +23,7 @@ from gpuir.cli.output import (
     warn,
     write,
 )
+from gpuir.cli.request import ask, held, option, request
 
 if TYPE_CHECKING:
     from gpuir.ir.graph import Graph
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from gpuir.targets.target import Target
 
 PICTURES = (".png", ".svg")
+Sized = tuple[str, tuple[int, ...]]  # a dimension, and its sizes
 
 
 class Sizes(click.ParamType):  # type: ignore[type-arg]
@@ -65,40 +67,41 @@ def _sizes(part: str) -> Iterable[int]:
     yield end
 
 
-@click.command()
-@options.model
-@options.targets
-@click.option("--batch", "batch_sizes", type=Sizes(named=False), help="Batches: 1,2,4..256.")
-@click.option(
-    "--dim",
-    "other_sizes",
-    type=Sizes(named=True),
-    multiple=True,
-    help="Another dimension, as --dims calls it: seq=128..4096 by doubling.",
-)
-@options.loading
-@options.running
-@options.price
-@options.formats()
-@click.option("--plot", type=click.Path(), help="A picture too: FILE.png or FILE.svg.")
-@click.option("--engine", help="Who runs a space: local, or ray.  [local]")
-@click.option(
-    "--workers", type=click.IntRange(1), help="How many run a space beside each other.  [cores]"
-)
-@click.option(
-    "--store",
-    type=click.Path(),
-    help="Where a space's programs and costs are kept.  [in the output's folder]",
-)
-@options.width
-@click.option(
-    "-o",
-    "--output",
-    type=click.Path(),
-    help="Write to this file, all of it or nothing; of a space, to this folder.",
-)
-@options.load_modules
-def command(**given: Any) -> None:
+@dataclass(frozen=True)
+class Grid(options.Runs):
+    model: str = ask(options.model)
+    target: str | None = ask(options.targets)
+    batch_sizes: Sized | None = option("Batches: 1,2,4..256.", "--batch", type=Sizes(named=False))
+    other_sizes: tuple[Sized, ...] = option(
+        "Another dimension, as --dims calls it: seq=128..4096 by doubling.",
+        "--dim",
+        type=Sizes(named=True),
+        multiple=True,
+    )
+    loading: options.Loading = held(options.Loading)
+    costing: options.Costing = held(options.Costing, without="schedule cluster")
+    price: options.Pairs[float] = ask(options.price)
+    format: str = ask(options.formats())
+    plot: str | None = option("A picture too: FILE.png or FILE.svg.", type=click.Path())
+    engine: str | None = option("Who runs a space: local, or ray.  [local]")
+    workers: int | None = option(
+        "How many run a space beside each other.  [cores]", type=click.IntRange(1)
+    )
+    store: str | None = option(
+        "Where a space's programs and costs are kept.  [in the output's folder]", type=click.Path()
+    )
+    width: int | None = ask(options.width)
+    output: str | None = option(
+        "Write to this file, all of it or nothing; of a space, to this folder.",
+        "-o",
+        "--output",
+        type=click.Path(),
+    )
+    loaded: Loaded = ask(options.load_modules)
+
+
+@request(Grid)
+def command(asked: Grid) -> None:
     """Compare batch sizes, GPUs and stacks: time, memory, money.
 
     For each combination gpuir predicts how long a run takes, how many items a second it processes,
@@ -122,31 +125,31 @@ def command(**given: Any) -> None:
     from gpuir.cli.fitting import fixes_of
     from gpuir.ir.errors import UsageError
 
-    if given["model"].endswith(".toml"):
-        sweep_space(given)
+    if asked.model.endswith(".toml"):
+        sweep_space(asked)
         return
     for name in OF_SPACES:
-        if given[name]:
+        if getattr(asked, name):
             raise UsageError(f"--{name} is an option for design spaces", fix="give a SPACE.toml")
-    plot = given["plot"]
-    check_ahead(given["output"])
-    check_binary(given["format"], given["output"])
+    plot = asked.plot
+    check_ahead(asked.output)
+    check_binary(asked.format, asked.output)
     if plot and not plot.endswith(PICTURES):
         raise UsageError(
             "--plot writes only PNG and SVG files", found=plot, fix="FILE.png or FILE.svg"
         )
     check_ahead(plot)
-    loaded = load_modules(given["modules"])
-    found = run(given, loaded)
-    if (p := found.nearest) is not None and given["format"] not in ("csv", "parquet"):
-        files = {target.name: name for target, name in options.named_targets(given, loaded)}
-        fixed = {"target": files[p.target], "profile": p.profile, "settings": ()}
-        found = replace(found, to_fit=fixes_of({**given, **fixed}, loaded, dict(p.dims)))
+    found = run(asked)
+    if (p := found.nearest) is not None and asked.format not in ("csv", "parquet"):
+        files = {target.name: name for target, name in options.named_targets(asked.run)}
+        costing = replace(asked.costing, profile=p.profile, settings=())
+        one = options.Run(asked.model, files[p.target], asked.loading, costing, asked.loaded)
+        found = replace(found, to_fit=fixes_of(one, dict(p.dims)))
     if plot:
         from gpuir.backends.sweep_plot import sweep_plot
 
         write(plot, sweep_plot(found, plot[-3:]))
-    show(sweep_report(found), given)
+    show(sweep_report(found), asked.format, asked.width, asked.output)
     if found.nearest is not None:
         raise click.exceptions.Exit(1)
 
@@ -154,7 +157,7 @@ def command(**given: Any) -> None:
 OF_SPACES = ("engine", "workers", "store")
 
 
-def sweep_space(given: dict[str, Any]) -> None:
+def sweep_space(asked: Grid) -> None:
     """Every point of a design space, into a folder of Parquet."""
     from gpuir.backends.parquet import parquet
     from gpuir.backends.space import space_text
@@ -164,28 +167,29 @@ def sweep_space(given: dict[str, Any]) -> None:
     from gpuir.spaces import Sweep
 
     context = click.get_current_context()
-    for name in given:
+    for name in context.params:
         said = context.get_parameter_source(name) == click.core.ParameterSource.COMMANDLINE
         if said and name not in (*OF_SPACES, "model", "output"):
             raise UsageError(
-                f"{name} is an option for one model, but {given['model']} is a design space",
+                f"{name} is an option for one model, but {asked.model} is a design space",
                 fix="write it into the file: docs/guide/design-spaces.md lists the keys",
             )
-    check_ahead(given["output"], folder=True)
+    check_ahead(asked.output, folder=True)
+    folder = str(asked.output)
     parquet()
-    space = read_space(given["model"])
-    engine = find_engine(given["engine"] or "local", given["workers"])
+    space = read_space(asked.model)
+    engine = find_engine(asked.engine or "local", asked.workers)
     since = perf_counter()
     with (
-        Sweep(space, given["output"], given["store"] or "") as sweep,
+        Sweep(space, folder, asked.store or "") as sweep,
         points_done(space.points) as advance,
         engine,
     ):
         done = sweep.run(engine, advance)
-    emit(space_text(space, done, given["output"], perf_counter() - since), None)
+    emit(space_text(space, done, folder, perf_counter() - since), None)
 
 
-def run(given: dict[str, Any], loaded: Loaded) -> Sweep:
+def run(asked: Grid) -> Sweep:
     """Every run that is asked for; a model is loaded once for each choice of sizes."""
     from functools import lru_cache
 
@@ -194,13 +198,13 @@ def run(given: dict[str, Any], loaded: Loaded) -> Sweep:
     from gpuir.ir.errors import UsageError
     from gpuir.plan.sweep import sweep
 
-    axes = axes_of(given)
-    named = options.named_targets(given, loaded)
+    axes = axes_of(asked)
+    named = options.named_targets(asked.run)
     targets = [target for target, _ in named]
-    own = options.prices_of(given)
-    names = [loaded.profile(name) for name in options.split_names(given["profile"])]
+    own = options.prices_of(asked.price)
+    names = [asked.loaded.profile(name) for name in options.split_names(asked.costing.profile)]
     profiles = list({gpuir.load_profile(name).name: name for name in names}.values()) or [None]
-    how = options.load_options(given, loaded)
+    how = asked.loading.options(asked.loaded)
     fixed = how.get("dims", {})
     if twice := [(name, o) for name in axes if (o := options.given_size(how, name))]:
         name, option = twice[0]
@@ -215,8 +219,8 @@ def run(given: dict[str, Any], loaded: Loaded) -> Sweep:
             found=f"{count:,} runs (sizes x targets x profiles)",
             fix="use fewer sizes: 1..4096 doubles from one size to the next",
         )
-    passes = options.pipeline_of(given, loaded)
-    predictor = find_predictor(given["predictor"], loaded.predictors)
+    passes = asked.costing.passes(asked.loaded)
+    predictor = find_predictor(asked.costing.predictor, asked.loaded.predictors)
     warnings: list[str] = []
 
     @lru_cache(maxsize=1)  # the same for every profile
@@ -225,19 +229,19 @@ def run(given: dict[str, Any], loaded: Loaded) -> Sweep:
 
         def read(profile: str | None) -> Graph:
             g = gpuir.load(
-                given["model"], warn=once(warnings), profile=profile, tf32=given["tf32"], **sized
+                asked.model, warn=once(warnings), profile=profile, tf32=asked.costing.tf32, **sized
             )
-            if given["strict"]:
+            if asked.loading.strict:
                 refuse_opaque(g)
             return g
 
-        return Kernels(read, given["tf32"], passes, loaded)
+        return Kernels(read, asked.costing.tf32, passes, asked.loaded)
 
     def kernels(dims: Mapping[str, int], profile: str | None, target: Target) -> Graph:
         return model(tuple(dims.items())).under(profile, target)
 
     def items(dims: Mapping[str, int]) -> int:
-        return options.batch((tuple({**fixed, **dims}.items()),)) or 1
+        return options.batch({**fixed, **dims}) or 1
 
     with progress(prod(map(len, axes.values())), "sweep") as done:
         found = sweep(
@@ -256,13 +260,13 @@ def run(given: dict[str, Any], loaded: Loaded) -> Sweep:
     return found
 
 
-def axes_of(given: dict[str, Any]) -> dict[str, tuple[int, ...]]:
+def axes_of(asked: Grid) -> dict[str, tuple[int, ...]]:
     """The sizes to try by dimension, the first of them the one to look along."""
     from gpuir.ir.errors import UsageError
 
-    asked = [given["batch_sizes"]] if given["batch_sizes"] else []
+    along = [asked.batch_sizes] if asked.batch_sizes else []
     axes: dict[str, tuple[int, ...]] = {}
-    for name, values in (*asked, *given["other_sizes"]):
+    for name, values in (*along, *asked.other_sizes):
         if name in axes:
             raise UsageError(
                 f"{name} is listed twice in the sweep", fix=f"--dim {name}=1,2,4..256 once"

@@ -2,30 +2,36 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, cast
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, cast
 
 import click
 
 from gpuir.cli import options
 from gpuir.cli.output import emit, layout
+from gpuir.cli.request import ask, option, request
 
 if TYPE_CHECKING:
     from gpuir.backends.terminal import Page
     from gpuir.targets.target import Row, Target
 
 
-@click.command()
-@click.argument("name", required=False)
-@click.option(
-    "--check", is_flag=True, help="Recompute peaks and bandwidth; exit 1 if one is doubtful."
-)
-@click.option("--format", type=click.Choice(["table", "toml", "json"]), default="table")
-@click.option(
-    "--set", "settings", type=options.SETTING, multiple=True, help="sms=120, in SI units."
-)
-@options.width
-@options.output
-def command(name: str | None, check: bool, format: str, width: int | None, **given: Any) -> None:
+@dataclass(frozen=True)
+class Targets:
+    name: str | None = ask(click.argument("name", required=False))
+    check: bool = option("Recompute peaks and bandwidth; exit 1 if one is doubtful.")
+    format: str = option(
+        "", type=click.Choice(["table", "toml", "json"]), default="table", show_default=False
+    )
+    settings: options.Pairs[str] = option(
+        "sms=120, in SI units.", "--set", type=options.SETTING, multiple=True
+    )
+    width: int | None = ask(options.width)
+    output: str | None = ask(options.output)
+
+
+@request(Targets)
+def command(asked: Targets) -> None:
     """List GPUs, or show one with the source of each number.
 
     With --check, gpuir recomputes the peaks and the bandwidth of every target.
@@ -40,13 +46,14 @@ def command(name: str | None, check: bool, format: str, width: int | None, **giv
     from gpuir.backends.terminal import Page
     from gpuir.ir.errors import UsageError
 
-    if given["settings"] and not name:
+    name = asked.name
+    if asked.settings and not name:
         raise UsageError("--set needs a target", fix="gpuir targets NAME ...")
-    path = given["output"]
-    shape = layout(width, path)
+    path, format, check = asked.output, asked.format, asked.check
+    shape = layout(asked.width, path)
     page = Page(shape.width, shape.color)
     targets = (
-        [gpuir.load_target(options.with_settings(name, given))]
+        [gpuir.load_target(options.with_settings(name, asked.settings))]
         if name
         else list(options.everything().values())
     )

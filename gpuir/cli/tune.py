@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import nullcontext
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import click
 
 from gpuir.cli import options
 from gpuir.cli.lowering import analyze, once
-from gpuir.cli.modules import load_modules
+from gpuir.cli.modules import Loaded
 from gpuir.cli.output import check_ahead, check_binary, emit, progress, show, warn, write
+from gpuir.cli.request import ask, held, option, request
 
 if TYPE_CHECKING:
     from gpuir.cli.modules import Loaded
@@ -24,69 +26,53 @@ if TYPE_CHECKING:
 MOST_TRIES = 1 << 30
 
 
-@click.command()
-@options.model
-@options.target()
-@options.loading
-@options.settings
-@options.profile
-@options.tf32
-@options.pipeline
-@click.option(
-    "--search",
-    "by",
-    default="auto",
-    show_default=True,
-    help="exhaustive, beam, optuna; auto is exhaustive, or a beam beyond 200,000 tiles.",
-)
-@click.option(
-    "--tries",
-    type=click.IntRange(1, MOST_TRIES),
-    help="Tiles of a kernel to predict at most.  [all; beam 4000, optuna 300]",
-)
-@click.option("--wide", is_flag=True, help="More tiles: all combinations, group and unroll too.")
-@click.option("--kernels", type=click.IntRange(1), help="Only so many, those of most time.  [all]")
-@click.option("--fusion", is_flag=True, help="Search first which ops share a launch.")
-@click.option(
-    "--groupings",
-    type=click.IntRange(1, 10_000),
-    default=64,
-    show_default=True,
-    help="Pipelines that --fusion tries.",
-)
-@click.option("--all", "everything", is_flag=True, help="Tiles of kernels too that get no faster.")
-@click.option("--store", type=click.Path(), help="Keep results in this file, and go on from it.")
-@click.option(
-    "--forget", is_flag=True, help="Take predictions by other versions out of the store first."
-)
-@click.option(
-    "--measure",
-    metavar="CMD",
-    help="A command that measures: a kernel and a tile as JSON on stdin, seconds on stdout.",
-)
-@click.option(
-    "--best",
-    type=click.IntRange(1, 64),
-    default=8,
-    show_default=True,
-    help="Tiles of each kernel to measure.",
-)
-@click.option(
-    "--timeout",
-    type=options.Finite(0.001, options.MOST_S),
-    default=60.0,
-    show_default=True,
-    help="Seconds that one measurement may take.",
-)
-@click.option(
-    "--top", type=click.IntRange(0), default=15, show_default=True, help="Kernels listed."
-)
-@options.formats(help="Of what is printed; the schedule is text.")
-@options.as_json
-@options.width
-@click.option("-o", "--output", type=click.Path(), help="The schedule; - for stdout.")
-@options.load_modules
-def command(**given: Any) -> None:
+@dataclass(frozen=True)
+class Tune(options.Runs):
+    model: str = ask(options.model)
+    target: str | None = ask(options.target())
+    loading: options.Loading = held(options.Loading)
+    costing: options.Costing = held(options.Costing, without="predictor schedule cluster")
+    by: str = option(
+        "exhaustive, beam, optuna; auto is exhaustive, or a beam beyond 200,000 tiles.",
+        "--search",
+        default="auto",
+    )
+    tries: int | None = option(
+        "Tiles of a kernel to predict at most.  [all; beam 4000, optuna 300]",
+        type=click.IntRange(1, MOST_TRIES),
+    )
+    wide: bool = option("More tiles: all combinations, group and unroll too.")
+    kernels: int | None = option("Only so many, those of most time.  [all]", type=click.IntRange(1))
+    fusion: bool = option("Search first which ops share a launch.")
+    groupings: int = option(
+        "Pipelines that --fusion tries.", type=click.IntRange(1, 10_000), default=64
+    )
+    everything: bool = option("Tiles of kernels too that get no faster.", "--all")
+    store: str | None = option("Keep results in this file, and go on from it.", type=click.Path())
+    forget: bool = option("Take predictions by other versions out of the store first.")
+    measure: str | None = option(
+        "A command that measures: a kernel and a tile as JSON on stdin, seconds on stdout.",
+        metavar="CMD",
+    )
+    best: int = option("Tiles of each kernel to measure.", type=click.IntRange(1, 64), default=8)
+    timeout: float = option(
+        "Seconds that one measurement may take.",
+        type=options.Finite(0.001, options.MOST_S),
+        default=60.0,
+    )
+    top: int = option("Kernels listed.", type=click.IntRange(0), default=15)
+    format: str = ask(
+        options.stacked(
+            options.formats(help="Of what is printed; the schedule is text."), options.as_json
+        )
+    )
+    width: int | None = ask(options.width)
+    output: str | None = option("The schedule; - for stdout.", "-o", "--output", type=click.Path())
+    loaded: Loaded = ask(options.load_modules)
+
+
+@request(Tune)
+def command(asked: Tune) -> None:
     """Find the fastest tiles for the kernels of MODEL.
 
     These are kernels that a compiler would generate (Triton, CUTLASS), not the library's own. A
@@ -99,17 +85,17 @@ def command(**given: Any) -> None:
     """
     from gpuir.backends.tuning import tuning_report
 
-    check_binary(given["format"], None, "gpuir tune ... > FILE.parquet")
-    for name in ("output", "store"):
-        check_ahead(given[name])
-    found = run(given)
+    check_binary(asked.format, None, "gpuir tune ... > FILE.parquet")
+    check_ahead(asked.output)
+    check_ahead(asked.store)
+    found = run(asked)
     tiles = schedule_text(found)
-    if given["output"] == "-":
+    if asked.output == "-":
         emit(tiles)
         return
-    show(tuning_report(found, given["top"]), {**given, "output": None})
-    if given["output"]:
-        write(given["output"], tiles)
+    show(tuning_report(found, asked.top), asked.format, asked.width, None)
+    if asked.output:
+        write(asked.output, tiles)
 
 
 def schedule_text(found: Tuning) -> str:
@@ -125,7 +111,7 @@ def schedule_text(found: Tuning) -> str:
     return f"# of the kernels that this makes: --pipeline {passes}\n{text}"
 
 
-def run(given: dict[str, Any]) -> Tuning:
+def run(asked: Tune) -> Tuning:
     """Every kernel searched, and measured where that is asked for."""
     from gpuir.ir.errors import UsageError
     from gpuir.targets.profile import profile_of
@@ -134,12 +120,11 @@ def run(given: dict[str, Any]) -> Tuning:
     from gpuir.tune.search import check_search
     from gpuir.tune.tasks import How, Tuning
 
-    if given["forget"] and not given["store"]:
+    if asked.forget and not asked.store:
         raise UsageError("--forget is of a store, and none is named", fix="--store FILE")
-    check_search(given["by"])
-    words = command_of(given["measure"]) if given["measure"] else ()
-    loaded = load_modules(given["modules"])
-    targets = options.targets_of(given, loaded)
+    check_search(asked.by)
+    words = command_of(asked.measure) if asked.measure else ()
+    targets = options.targets_of(asked.run)
     if len(targets) > 1:
         names = ", ".join(target.name for target in targets)
         raise UsageError("a schedule is for one target", found=names, fix="give one --target")
@@ -149,31 +134,29 @@ def run(given: dict[str, Any]) -> Tuning:
             f"{target.name} is a CPU, whose libraries cut kernels by themselves",
             fix="name a GPU: --target h100-sxm",
         )
-    how = How(given["by"], given["tries"], given["wide"], given["best"])
+    how = How(asked.by, asked.tries, asked.wide, asked.best)
     warnings: list[str] = []
-    fusion, graph = launches(given, loaded, target, warnings)
+    fusion, graph = launches(asked, target, warnings)
     for text in warnings:
         warn(text)
-    tasks = tasks_of(graph, target)[: given["kernels"]]
-    measure = _measure(words, given["timeout"]) if words else None
-    with Results(given["store"]) if given["store"] else nullcontext() as store:
+    tasks = tasks_of(graph, target)[: asked.kernels]
+    measure = _measure(words, asked.timeout) if words else None
+    with Results(asked.store) if asked.store else nullcontext() as store:
         if store is not None:
-            _say_others(store, given["forget"])
+            _say_others(store, asked.forget)
         found = _tuned(tasks, target, how, store, measure)
     return Tuning(
         graph.name,
         target,
         profile_of(graph).name,
         tuple(found),
-        given["everything"],
-        given["store"] or "",
+        asked.everything,
+        asked.store or "",
         fusion,
     )
 
 
-def launches(
-    given: dict[str, Any], loaded: Loaded, target: Target, warnings: list[str]
-) -> tuple[Groupings | None, Graph]:
+def launches(asked: Tune, target: Target, warnings: list[str]) -> tuple[Groupings | None, Graph]:
     """The model's kernels costed, in the groups that a search found best where one is asked for."""
     import gpuir
     from gpuir.analysis import lowering
@@ -182,25 +165,24 @@ def launches(
     from gpuir.passes.math import run_under
     from gpuir.tune.groupings import grouping_pass, groupings
 
-    whole = {**given, "schedule": "", "predictor": "tile", "verbose": False, "cluster": None}
-    if not given["fusion"]:
-        return None, analyze(whole, loaded, warnings)[0].graph
-    profile = loaded.profile(given["profile"]) if given["profile"] else None
-    stack: Any = {"profile": profile, "tf32": given["tf32"]}
-    how = options.load_options(given, loaded)
-    model = gpuir.load(given["model"], warn=once(warnings), **stack, **how)
+    whole = asked.run
+    if not asked.fusion:
+        return None, analyze(whole, warnings)[0].graph
+    stack = asked.costing.stack(asked.loaded)
+    how = asked.loading.options(asked.loaded)
+    model = gpuir.load(asked.model, warn=once(warnings), **stack, **how)
     if model.level > Level.graph:
         raise UsageError(
             f"@{model.name} is {model.level.name} already: its ops are grouped",
             fix="leave out --fusion, or start from a graph of level graph",
         )
     g = run_under(model, **stack)
-    own = options.pipeline_of(given, loaded)
-    start = own.on(target) if own else lowering(g, target, loaded.passes)
+    own = asked.costing.passes(asked.loaded)
+    start = own.on(target) if own else lowering(g, target, asked.loaded.passes)
     if start.passes[-1].gives != Level.kernel:
         raise UsageError("--pipeline ends early", expected="legalize as its last", found=str(start))
     grouping_pass(start)
-    tries = given["groupings"]
+    tries = asked.groupings
     with progress(tries, "fusion") as done:
 
         def latency(kernels: Graph) -> float:
@@ -208,8 +190,8 @@ def launches(
             return gpuir.analyze(kernels, target.name).latency_s
 
         found = groupings(g, start, latency, tries)
-    whole["pipeline"] = str(found.best.pipeline)
-    return found, analyze(whole, loaded, warnings, model)[0].graph
+    best = replace(asked.costing, pipeline=str(found.best.pipeline))
+    return found, analyze(replace(whole, costing=best), warnings, model)[0].graph
 
 
 def tasks_of(graph: Graph, target: Target) -> list[Task]:
