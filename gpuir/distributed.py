@@ -36,7 +36,8 @@ from gpuir.simulate.held import (
     params_of,
     part_bytes,
 )
-from gpuir.simulate.memory import MemoryKind, available_bytes, memory
+from gpuir.simulate.layout import MemoryKind
+from gpuir.simulate.memory import available_bytes, memory
 from gpuir.simulate.microbatches import Order, Pipelined, orders_of, run_pipeline
 from gpuir.simulate.parallel import Parallel
 from gpuir.simulate.step import (

@@ -8,7 +8,7 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
-from functools import cache, lru_cache
+from functools import cache, lru_cache, partial
 from pathlib import Path
 from typing import IO, Any, Self
 
@@ -21,9 +21,9 @@ from gpuir.files import write_whole
 from gpuir.ir.errors import GpuirError, ModelError, UsageError
 from gpuir.ir.graph import Graph, Level
 from gpuir.loading import load
-from gpuir.passes.manager import Pass
+from gpuir.passes.manager import Pass, Pipeline
 from gpuir.passes.math import run_under
-from gpuir.plan.space.answers import Held, answers_on, cost_table, unfit
+from gpuir.plan.space.answers import Held, answers, cost_table, unfit
 from gpuir.plan.space.engines import Engine
 from gpuir.plan.space.program import Program, keys_of, program_of, read, written
 from gpuir.plan.space.space import OWN, Column, Job, Plan, Space
@@ -79,23 +79,27 @@ def graph_of(job: Job, loading: Loading) -> Graph:
 
 
 @lru_cache(maxsize=2)
-def _kernels(job: Job, options: Any, variant: str, target: str | None) -> Graph:
+def _kernels(job: Job, options: Any, target: str | None) -> Graph:
     g = graph_of(job, Loading(options, {}))
     if g.level >= Level.kernel:
         return g
     return lowering(g, load_target(target) if target else None).run(g)
 
 
-def lowered(tasks: Sequence[tuple[Job, str, str]], loading: Loading) -> list[str]:
-    """The programs of jobs, as text: each for a variant of its profile, as it is on a target."""
-    return [written(_lowered(*task, loading)) for task in tasks]
+def _kernels_on(job: Job, loading: Loading, target: str) -> Graph:
+    return _kernels(job, loading.options, target if _depends(job.profile) else None)
 
 
-def _lowered(job: Job, variant: str, target: str, loading: Loading) -> Program:
+def lowered(tasks: Sequence[tuple[Job, str]], loading: Loading) -> list[str]:
+    """The programs of jobs, as text: each as its profile makes it for a target."""
+    return [written(_lowered(job, target, loading)) for job, target in tasks]
+
+
+def _lowered(job: Job, target: str, loading: Loading) -> Program:
     try:
-        return program_of(_kernels(job, loading.options, variant, target or None))
+        return program_of(_kernels_on(job, loading, target), load_target(target).is_cpu)
     except GpuirError as error:
-        return Program(Path(job.model).stem, job.profile, (), refused=in_a_line(error))
+        return Program(Path(job.model).stem, job.profile, refused=in_a_line(error))
 
 
 def in_a_line(error: GpuirError) -> str:
@@ -110,10 +114,10 @@ def _depends(profile: str) -> bool:
 
 
 def variant_of(profile: str, target: Target) -> str:
-    """What a stack makes of models on a target, told from what it makes on others."""
-    if not _depends(profile):
-        return ""
-    return str(pipeline(load_profile(profile).passes).on(target))
+    """What tells a program on a target from those on others: the kernels that a stack makes for it,
+    and whether it is a CPU."""
+    own = str(pipeline(load_profile(profile).passes).on(target)) if _depends(profile) else ""
+    return f"{own} on a CPU" if target.is_cpu else own
 
 
 @dataclass(frozen=True)
@@ -139,8 +143,7 @@ class _Read:
             key: work
             for programs in self.programs
             for p in programs.values()
-            if p.straight
-            for key, work in zip(p.keys, p.straight.works, strict=True)
+            for key, work in zip(p.keys, p.works, strict=True)
         }
         self.batches: dict[tuple[str, ...], Batch] = {}
         self.held: dict[int, Held] = {}
@@ -149,7 +152,8 @@ class _Read:
         """Kernels that are costed together, made once for the devices of all parts."""
         key = tuple(keys)
         if key not in self.batches:
-            self.batches.clear()
+            if len(self.batches) > 1:  # of GPUs, and of CPUs
+                self.batches.clear()
             self.batches[key] = Batch.of([self.works[k] for k in keys])
         return self.batches[key]
 
@@ -193,9 +197,9 @@ def ran(
             some = [t for t, v in enumerate(variants) if v == variant]
             program = programs[variant]
             name = program.model
-            alone = _alone(job, block.loading, variant)
-            held = found.held.setdefault(id(program), Held({}, {}))
-            part = answers_on(program, targets, some, table, alone, held)
+            held = found.held.setdefault(id(program), {})
+            alone = _alone(partial(_kernels_on, job, block.loading))
+            part = answers(program, targets, some, table, alone, held)
             got.update((there[t], answer) for t, answer in zip(some, part, strict=True))
         for i, column in enumerate(columns):
             point = (block.first + j) * width + numbers[i]
@@ -205,22 +209,12 @@ def ran(
     return rows.bytes(), packed if len(targets) == len(columns) else {}
 
 
-def _alone(job: Job, loading: Loading, variant: str) -> Callable[[Target], Answer]:
-    """The answer for a job whose graph has to be run whole."""
-
-    def run(target: Target) -> Graph:
-        graph = _kernels(job, loading.options, variant, target.name if variant else None)
-        return costed(graph, target.name)
-
-    return _whole(run)
-
-
-def _whole(costed_on: Callable[[Target], Graph]) -> Callable[[Target], Answer]:
-    """The answer that the report of a graph gives."""
+def _alone(kernels: Callable[[str], Graph]) -> Callable[[Target], Answer]:
+    """The answer that the report gives of the graph of kernels on a target."""
 
     def run(target: Target) -> Answer:
         try:
-            found = answer(costed_on(target))
+            found = answer(costed(kernels(target.name), target.name))
         except GpuirError as error:
             return Answer("", why=in_a_line(error))
         if not found.ran:
@@ -335,34 +329,37 @@ def latencies(
     A graph of level `graph` is lowered under the profile, its framework's own by default.
     """
     loaded = [load_target(name) for name in targets]
-    made: list[dict[str, tuple[Graph, Program]]] = []
+    made: list[list[Program]] = []
+    alone: list[Callable[[Target], Answer]] = []
     for g in graphs:
         g = run_under(g, profile)
-        variants: dict[str, tuple[Graph, Program]] = {}
+        programs: dict[str, Program] = {}
+        kernels = cache(partial(_lowered_on, g))
+        row: list[Program] = []
         for target in loaded:
             variant = variant_of(g.profile or "ideal", target)
-            if variant not in variants:
-                kernels = g if g.level >= Level.kernel else lowering(g, target).run(g)
-                variants[variant] = kernels, program_of(kernels)
-        made.append(variants)
-    programs = [program for variants in made for _, program in variants.values()]
+            if variant not in programs:
+                programs[variant] = program_of(kernels(lowering(g, target)), target.is_cpu)
+            row.append(programs[variant])
+        made.append(row)
+        alone.append(_alone(lambda name, g=g: g))
     works = {
-        key: work
-        for p in programs
-        if p.straight
-        for key, work in zip(p.keys, p.straight.works, strict=True)
+        key: work for row in made for p in row for key, work in zip(p.keys, p.works, strict=True)
     }
     table = cost_table(works, loaded)
     found: list[list[Answer]] = []
-    for variants in made:
-        row: dict[int, Answer] = {}
-        of = [variant_of(next(iter(variants.values()))[1].profile, target) for target in loaded]
-        for variant, (kernels, program) in variants.items():
-            some = [t for t, v in enumerate(of) if v == variant]
-            alone = _whole(lambda target, kernels=kernels: costed(kernels, target.name))
-            row |= dict(zip(some, answers_on(program, loaded, some, table, alone), strict=True))
-        found.append([row[t] for t in range(len(loaded))])
+    for row, run in zip(made, alone, strict=True):
+        there: dict[int, Answer] = {}
+        for program in {id(p): p for p in row}.values():
+            places = [t for t, x in enumerate(row) if x is program]
+            some = answers(program, loaded, places, table, run)
+            there |= dict(zip(places, some, strict=True))
+        found.append([there[t] for t in range(len(row))])
     return found
+
+
+def _lowered_on(g: Graph, passes: Pipeline) -> Graph:
+    return g if g.level >= Level.kernel else passes.run(g)
 
 
 # ---- what the sweep does -----------------------------------------------------------------------
@@ -581,7 +578,6 @@ class Sweep:
         self, jobs: Sequence[Job], parts: Sequence[Part], engine: Engine
     ) -> tuple[dict[str, str], ...]:
         """The programs of jobs, by variant: of the store, or lowered and kept there."""
-        wanted: list[tuple[Job, str, str]] = []
         variants = {
             profile: self._variants(profile, parts) for profile in {j.profile for j in jobs}
         }
@@ -591,7 +587,9 @@ class Sweep:
         found = dict(self.store.among(query, list(keys.values())))
         missing = [x for x in wanted if keys[x[0], x[1]] not in found]
         chunks = (missing[i : i + LOWERED] for i in range(0, len(missing), LOWERED))
-        for some, texts in engine.each(lowered, ((tuple(c), (c, self.loading)) for c in chunks)):
+        for some, texts in engine.each(
+            lowered, ((tuple(c), ([(j, t) for j, _, t in c], self.loading)) for c in chunks)
+        ):
             new = {keys[j, v]: text for (j, v, _), text in zip(some, texts, strict=True)}
             self.store.put("programs", new.items())
             found |= new
@@ -600,7 +598,7 @@ class Sweep:
     def _variants(self, profile: str, parts: Sequence[Part]) -> dict[str, str]:
         """What a stack makes for the devices of some parts, each with a device that it is for."""
         if not _depends(profile):
-            return {"": ""}
+            return {variant_of(profile, load_target(name)): name for name in self.bases}
         found: dict[str, str] = {}
         for part in parts:
             for i in range(part.column, part.column + part.columns):

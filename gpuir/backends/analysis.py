@@ -21,9 +21,10 @@ from gpuir.targets.profile import Profile, load_profile
 
 if TYPE_CHECKING:
     from gpuir.simulate.causes import Gain
+    from gpuir.simulate.clock import Traffic
     from gpuir.simulate.fitting import ToFit
-    from gpuir.simulate.memory import Memory, Moment
-    from gpuir.simulate.timeline import Traffic
+    from gpuir.simulate.layout import Moment
+    from gpuir.simulate.memory import Memory
 
 NOT_MEASURED = {  # words of `Cost.unseen`, where they are not "this" dtype or size
     "gpu": "this GPU",
@@ -265,9 +266,9 @@ def to_fit_text(changes: Sequence[ToFit]) -> str:
 
 def moment_name(moment: Moment) -> str:
     """The model node that a moment is named after."""
-    if moment.node is None:
+    if not moment.path:
         return "the first node"
-    return node_name(moment.node.locs[-1]) if moment.node.locs else "/".join(moment.path)
+    return node_name(moment.locs[-1]) if moment.locs else "/".join(moment.path)
 
 
 def throughput(s: Answer) -> str:

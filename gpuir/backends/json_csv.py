@@ -59,7 +59,7 @@ def memory_record(m: Memory) -> dict[str, Any]:
     return record(
         m,
         "peak_bytes parts allocator reserved_bytes available_bytes spare_bytes fits",
-        peak_at={"path": m.peak.path, "locs": m.peak.node.locs if m.peak.node else ()},
+        peak_at={"path": m.peak.path, "locs": m.peak.locs},
         largest=m.largest[:20],
     )
 

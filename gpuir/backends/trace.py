@@ -24,9 +24,9 @@ from gpuir.ir.phases import PHASES
 from gpuir.report.answer import Answer
 from gpuir.report.kernels import Kernel
 from gpuir.report.names import module_of, node_name
-from gpuir.simulate.memory import MEMORY_KINDS
+from gpuir.simulate.launches import Launch
+from gpuir.simulate.layout import MEMORY_KINDS
 from gpuir.simulate.spans import HOST, Span
-from gpuir.simulate.timeline import Launch
 
 Event = dict[str, Any]
 PROCESS = 200  # so far are processes apart: room for the numbers of 128 streams and more

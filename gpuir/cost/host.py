@@ -6,40 +6,69 @@ processor, and the interval is as wide as it says.
 
 from __future__ import annotations
 
-from gpuir.ir.graph import Graph, Value
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from gpuir.ir.graph import Graph, Loc, Value
 from gpuir.ir.notes import ON_HOST, Bound, Cost
 from gpuir.ops import kernel as k
-from gpuir.targets.profile import Copies, Fallback
+from gpuir.targets.profile import Copies, Profile
 from gpuir.targets.target import Target
 
 PINNED = Copies(10e-6, 0.8)  # assumed of a profile that has no copies of its own
 
 
-def host_cost(
-    op: k.KernelOp,
-    moved: int,
-    copies: int,
-    is_first: bool,
-    target: Target,
-    fallback: Fallback,
-    own: Copies | None,
-) -> Cost:
-    """The device is waited for, `moved` bytes come and go in so many `copies` over the PCIe link,
-    and the CPU takes the slower of its arithmetic and its memory. `is_first` of the kernels that
-    stand for its model node, it also takes the node's call."""
-    how = own or PINNED
+@dataclass(frozen=True)
+class Hosted:
+    """A kernel that the CPU runs: its arithmetic, the bytes that it reads and writes, and those of
+    them that are `moved`, in so many `copies`. `is_first` of the kernels that stand for its model
+    node, it also takes the node's call."""
+
+    flops: int
+    bytes: int
+    moved: int
+    copies: int
+    is_first: bool
+
+
+def host_cost(x: Hosted, target: Target, profile: Profile) -> Cost:
+    """The device is waited for, bytes come and go over the PCIe link, and the CPU takes the slower
+    of its arithmetic and its memory: of a profile that has a fallback."""
+    how, fallback = profile.copies or PINNED, profile.fallback
+    assert fallback is not None
     rate = how.share * target.pcie.bytes_per_s if target.pcie else fallback.bytes_per_s
-    size = sum(a.type.nbytes for a in (*op.nest.reads, *op.nest.writes))
     terms: dict[Bound, float] = {
-        "compute": op.flops() / fallback.flops_per_s,
-        "memory": size / fallback.bytes_per_s + moved / rate,
-        "latency": is_first * fallback.call_s + copies * how.call_s,
+        "compute": x.flops / fallback.flops_per_s,
+        "memory": x.bytes / fallback.bytes_per_s + x.moved / rate,
+        "latency": x.is_first * fallback.call_s + x.copies * how.call_s,
     }
     time_s = max(terms["compute"], terms["memory"]) + terms["latency"]
     bound = max(terms, key=terms.__getitem__)
-    facts = (("copied_bytes", float(moved)), ("copies", float(copies)))
+    facts = (("copied_bytes", float(x.moved)), ("copies", float(x.copies)))
     by = fallback.uncertainty
     return Cost(time_s, bound, ON_HOST, tuple(terms.items()), facts, (time_s / by, time_s * by))
+
+
+def hosted(g: Graph, missing: Collection[Loc]) -> dict[Value, Hosted]:
+    """By the first result of each, the kernels of these model nodes. A loop counts as a whole; what
+    is inside of it is not told apart."""
+    own = frozenset(
+        v
+        for n in g.nodes
+        for v in n.results
+        if not n.op.control and not isinstance(n.op, k.View) and not set(missing).isdisjoint(n.locs)
+    )
+    moved = crossings(g, own)
+    found: dict[Value, Hosted] = {}
+    called: set[Loc] = set()
+    for n in g.nodes:
+        if n.results and n.results[0] in moved:
+            size = sum(a.type.nbytes for a in (*n.op.nest.reads, *n.op.nest.writes))
+            first = called.isdisjoint(n.locs)
+            called.update(n.locs)
+            nbytes, copies = moved[n.results[0]]
+            found[n.results[0]] = Hosted(n.op.flops(), size, nbytes, copies, first)
+    return found
 
 
 def crossings(g: Graph, hosted: frozenset[Value]) -> dict[Value, tuple[int, int]]:

@@ -69,6 +69,7 @@ class Op:
     control: ClassVar[bool] = False  # its regions are graphs of the enclosing graph's own level
     tiled: ClassVar[bool] = False  # has a loop nest, its `space`, that a tile cuts
     contraction: ClassVar[bool] = False  # multiplies and sums: at most one to a kernel
+    overwrites: ClassVar[bool] = False  # writes cell by cell, or updates to what is there
 
     def types(self) -> tuple[TensorType, ...]:
         """The types of the results, computed from the operands and attributes."""
@@ -82,6 +83,20 @@ class Op:
     def space(self) -> Space:
         """The loop nest of a kernel."""
         raise NotImplementedError
+
+    @property
+    def is_same(self) -> bool:
+        """Whether the result is the operand itself, or its bytes under another dtype."""
+        return False
+
+    def may_overwrite(self, value: Value) -> bool:
+        """Whether a kernel may write its result where it reads an operand."""
+        return self.overwrites
+
+    def workspace_bytes(self, split: int) -> int:
+        """What a kernel needs beside operands and results while it runs, where so many blocks share
+        a sum. cuDNN's choice of algorithms is not known: nothing is counted for it."""
+        return 0
 
     @lazy
     def result_types(self) -> tuple[TensorType, ...]:

@@ -38,6 +38,13 @@ class KernelOp(Op):
         floats = [d for d in reads if d.is_inexact]
         return max(floats or reads or [f32], key=lambda d: (d.bits >> d.is_complex, d.bits))
 
+    def workspace_bytes(self, split: int) -> int:
+        """Partial sums in f32."""
+        if split == 1 or not self.contraction:
+            return 0
+        nest = self.nest
+        return 4 * split * prod(n for d, n in nest.dims.items() if d not in nest.reduced)
+
 
 def body_flops(body: Graph | None) -> int:
     return sum(n.op.flops() for n in body.nodes) if body else 0
@@ -218,6 +225,10 @@ class Gemm(KernelOp):
             reduced=("k",),
         )
 
+    def may_overwrite(self, value: Value) -> bool:
+        """Over an operand of the epilogue."""
+        return value not in (self.a, self.b, *self.weights)
+
 
 # Whose kernel a convolution is: one that takes images as they lie, where none is named; cuDNN's,
 # which on matrix units takes channels-last alone, and converts what is not; ATen's own of depthwise
@@ -323,6 +334,10 @@ class Conv(KernelOp):
             reduced=("k",),
         )
 
+    def may_overwrite(self, value: Value) -> bool:
+        """Over an operand of the epilogue."""
+        return value not in (self.x, self.w, *self.weights)
+
 
 # Whose kernel an attention is: FlashAttention's of the device's generation where none is named;
 # PyTorch's function (`sdpa`), which chooses its kernel by what it is given; FlashAttention-3's;
@@ -407,6 +422,9 @@ class Attention(KernelOp):
             reduced=("d",),
         )
 
+    def workspace_bytes(self, split: int) -> int:
+        return self.direct().workspace_bytes(1) if split == 1 else super().workspace_bytes(split)
+
 
 # ---------------------------------------------------------------------------- kernels with a body
 
@@ -467,6 +485,12 @@ class BodyKernel(KernelOp):
         types = self.result_types
         return flat_space(self.args, types)
 
+    def may_overwrite(self, value: Value) -> bool:
+        return self.overwrites or all(
+            isinstance(op, t.Scattering) and op.operands.count(v) == 1 and op.x == v
+            for v, op in t.readers(self.body, self.args, value)
+        )
+
 
 def broadcasts(shape: tuple[int, ...], to: tuple[int, ...]) -> bool:
     """Whether numpy broadcasts the one shape to the other."""
@@ -492,6 +516,7 @@ class Map(BodyKernel):
     fetch cells of an operand so far apart in memory; else it takes several at once."""
 
     name: ClassVar[str] = "k.map"
+    overwrites: ClassVar[bool] = True
     beside: ClassVar[tuple[type[Op], ...]] = (*FLOWING, t.Joining, t.Routine)
     apart: int = 0
 
@@ -638,6 +663,9 @@ class Experts(BodyKernel):
             reduced=("k",),
         )
 
+    def workspace_bytes(self, split: int) -> int:
+        return self.experts.workspace_bytes(split)
+
 
 @dataclass(frozen=True)
 class AttentionGradient(BodyKernel):
@@ -696,6 +724,9 @@ class AttentionGradient(BodyKernel):
             ),
             reduced=("d",),
         )
+
+    def workspace_bytes(self, split: int) -> int:
+        return self.gradient.workspace_bytes(split)
 
 
 @dataclass(frozen=True)
@@ -779,6 +810,7 @@ class Scatter(BodyKernel):
     tensor made here, of constants, is written whole first."""
 
     name: ClassVar[str] = "k.scatter"
+    overwrites: ClassVar[bool] = True
     beside: ClassVar[tuple[type[Op], ...]] = (
         *FLOWING,
         *FETCHING,
@@ -822,6 +854,7 @@ class Routine(BodyKernel):
     several kernels; here it is one."""
 
     name: ClassVar[str] = "k.routine"
+    overwrites: ClassVar[bool] = True
     holds: ClassVar[tuple[type[Op], ...]] = (t.Routine, t.TopK)
 
     def space(self) -> Space:
@@ -867,6 +900,10 @@ class Collective(BodyKernel):
     def collectives(self) -> tuple[t.Collective, ...]:
         return tuple(n.op for n in self.body.nodes if isinstance(n.op, t.Collective))
 
+    def may_overwrite(self, value: Value) -> bool:
+        """NCCL sums in place where both buffers are one."""
+        return self.collective.fn == "all_reduce"
+
 
 @dataclass(frozen=True)
 class Opaque(BodyKernel):
@@ -875,6 +912,7 @@ class Opaque(BodyKernel):
     many points as the largest of all these has cells."""
 
     name: ClassVar[str] = "k.opaque"
+    overwrites: ClassVar[bool] = True
 
     def space(self) -> Space:
         flat = super().space()

@@ -6,7 +6,7 @@ Type rules raise `ModelError` without a place; whoever builds the op adds it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
 from math import ceil, inf, prod
@@ -103,6 +103,7 @@ class Pointwise(TensorOp):
     """A cell of the result from the cells at its place."""
 
     kernel: ClassVar[str] = "k.map"
+    overwrites: ClassVar[bool] = True
     fuses: ClassVar[Fusing] = "map"
 
 
@@ -141,6 +142,7 @@ class Scattering(TensorOp):
     """Cells written where indices say."""
 
     kernel: ClassVar[str] = "k.scatter"
+    overwrites: ClassVar[bool] = True
     autocast: ClassVar[Autocast] = "widest"
     x: Value
     updates: Value
@@ -241,6 +243,10 @@ class Map(Pointwise):
         of = self.args[1 if SCALARS[self.fn].gives == "second" else 0].type.dtype
         return flops_of(self.fn, of) * prod(broadcast(*(v.type.shape for v in self.args)))
 
+    @property
+    def is_same(self) -> bool:
+        return self.fn == "identity"
+
 
 @dataclass(frozen=True)
 class Cast(Pointwise):
@@ -255,6 +261,10 @@ class Cast(Pointwise):
 
     def types(self) -> tuple[TensorType, ...]:
         return (TensorType(self.x.type.shape, self.dtype),)
+
+    @property
+    def is_same(self) -> bool:
+        return self.dtype == self.x.type.dtype
 
 
 @dataclass(frozen=True)
@@ -271,6 +281,10 @@ class Bitcast(Pointwise):
             self.x.type.dtype.bits == self.dtype.bits, "t.bitcast: the two types differ in width"
         )
         return (TensorType(self.x.type.shape, self.dtype),)
+
+    @property
+    def is_same(self) -> bool:
+        return True
 
 
 @dataclass(frozen=True)
@@ -1099,6 +1113,11 @@ class Attention(Contraction):
         """Both products and five a score for the softmax."""
         return self.products + 5 * self.computed
 
+    def workspace_bytes(self, split: int) -> int:
+        """The log-sum-exp of every row in f32, unless that is a result already (Dao:
+        FlashAttention-2, 2023, algorithm 1)."""
+        return 0 if self.stats else 4 * prod(self.q.type.shape[:-1])
+
     def _check_blocks(self) -> None:
         """ModelError for blocks that there cannot be."""
         if not self.block and not self.visited:
@@ -1260,6 +1279,12 @@ class Experts(Contraction):
             self.sent * (2 * cells + self.inter * activation + 2 * self.down.type.shape[1])
         ) // self.ranks
 
+    def workspace_bytes(self, split: int) -> int:
+        """The rows of both products and of the activation, which vLLM's `fused_moe.py` holds as
+        three caches at once."""
+        cells = sum(v.type.shape[1] for v in self.weights) + self.inter
+        return self.rows * cells * self.result_types[0].dtype.bits // 8
+
 
 def _all(op: Op) -> str:
     return ", ".join(str(v.type) for v in op.operands)
@@ -1321,6 +1346,7 @@ class Routine(Call):
     """
 
     name: ClassVar[str] = "t.routine"
+    overwrites: ClassVar[bool] = True
     kernel: ClassVar[str] = "k.routine"
     autocast: ClassVar[Autocast] = "kept"
     fn: str
@@ -1351,6 +1377,7 @@ class Opaque(TensorOp):
     `attrs` are the model node's own settings, by name, for whoever knows the op: a predictor."""
 
     name: ClassVar[str] = "t.opaque"
+    overwrites: ClassVar[bool] = True
     kernel: ClassVar[str] = "k.opaque"
     autocast: ClassVar[Autocast] = "kept"
     kind: str
@@ -1552,6 +1579,10 @@ class AttentionGradient(Contraction):
         """Five products where the attention has two, and as much more beside them: 2.5 times as
         many (Dao: FlashAttention-2, 2023, section 4.1)."""
         return self.products + 25 * self.direct().computed // 2
+
+    def workspace_bytes(self, split: int) -> int:
+        """The sum of every row and dQ, in f32 (Dao: FlashAttention-2, 2023, algorithm 2)."""
+        return 4 * (prod(self.q.type.shape[:-1]) + self.q.type.size)
 
 
 @dataclass(frozen=True)
@@ -1883,6 +1914,13 @@ class Cond(Op):
         return max(sum(n.op.flops() for n in g.nodes) for g in (self.then, self.orelse))
 
 
+def readers(body: Graph, args: tuple[Value, ...], value: Value) -> Iterator[tuple[Value, Op]]:
+    """The ops of a body that read an operand, each with what the operand is called there."""
+    for inner, outer in zip(body.inputs, args, strict=True):
+        if outer == value:
+            yield from ((inner, n.op) for n in body.nodes if inner in n.op.operands)
+
+
 @dataclass(frozen=True)
 class Fused(Op):
     """The work of one launch: `body` applied to `args`. The body sees nothing else."""
@@ -1903,6 +1941,9 @@ class Fused(Op):
 
     def flops(self) -> int:
         return sum(n.op.flops() for n in self.body.nodes)
+
+    def may_overwrite(self, value: Value) -> bool:
+        return all(op.may_overwrite(v) for v, op in readers(self.body, self.args, value))
 
 
 OPS: dict[str, type[Op]] = {

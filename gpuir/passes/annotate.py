@@ -11,7 +11,7 @@ from typing import ClassVar
 from gpuir.cost import generated
 from gpuir.cost.batch import best_tiles, costs_of, tile_cost
 from gpuir.cost.families import check_factors
-from gpuir.cost.host import crossings, host_cost
+from gpuir.cost.host import host_cost, hosted
 from gpuir.cost.network import collective_cost
 from gpuir.cost.reading import work_of
 from gpuir.cost.table import PREDICTORS, Predictor, find_predictor
@@ -138,13 +138,8 @@ def costing(
     known: dict[tuple[Work, Tile | None], Cost] = {}
     total = sum(v.type.nbytes for v in weights)
 
-    def run(op: k.KernelOp) -> Work:
-        own = sum(v.type.nbytes for v in {*op.operands} & weights)
-        work = work_of(op)
-        return replace(work, weights=WeightBytes(float(own), float(total - own))) if own else work
-
     def costs(kernels: Sequence[tuple[k.KernelOp, Tile | None]]) -> list[Cost]:
-        keys = [(run(op), tile) for op, tile in kernels] if is_ours else []
+        keys = [(among(op, weights, total), tile) for op, tile in kernels] if is_ours else []
         new = {key: op for key, (op, _) in zip(keys, kernels, strict=False) if key not in known}
         if predict is tile_cost:
             known.update(_by_tiles(list(new), target))
@@ -160,6 +155,13 @@ def costing(
         ]
 
     return costs
+
+
+def among(op: k.KernelOp, weights: frozenset[Value], total: int) -> Work:
+    """The work of a kernel on a CPU, whose caches hold these weights, so many bytes in all."""
+    own = sum(v.type.nbytes for v in {*op.operands} & weights)
+    work = work_of(op)
+    return replace(work, weights=WeightBytes(float(own), float(total - own))) if own else work
 
 
 def _by_tiles(
@@ -208,32 +210,18 @@ def cost_graph(g: Graph, costs: Costing) -> Graph:
 
 
 def _fallen_back(g: Graph, target: Target) -> Graph:
-    """The kernels of nodes that a stack runs on the CPU, with what they take there. A loop counts
-    as a whole; what is inside of it is not told apart."""
+    """The kernels of nodes that a stack runs on the CPU, with what they take there."""
     profile = profile_of(g)
     missing = without_kernel(g, profile) if profile.fallback else {}
     if profile.fallback is None or not missing:
         return g
-    hosted = frozenset(
-        v
+    own = hosted(g, missing.keys())
+    nodes = tuple(
+        replace(n, cost=host_cost(own[n.results[0]], target, profile))
+        if n.results and n.results[0] in own
+        else n
         for n in g.nodes
-        for v in n.results
-        if not n.op.control
-        and not isinstance(n.op, k.View)
-        and not missing.keys().isdisjoint(n.locs)
     )
-    moved = crossings(g, hosted)
-    nodes: list[Node] = []
-    called: set[str] = set()
-    for n in g.nodes:
-        if n.results and n.results[0] in moved:
-            assert isinstance(n.op, k.KernelOp)
-            size, count = moved[n.results[0]]
-            first = called.isdisjoint(n.locs)
-            called.update(n.locs)
-            cost = host_cost(n.op, size, count, first, target, profile.fallback, profile.copies)
-            n = replace(n, cost=cost)
-        nodes.append(n)
     counts = Counter(map(described, missing.values()))
     kinds = ", ".join(f"{what} ({count} nodes)" for what, count in counts.items())
     operators = load_operators(profile.operators)
@@ -243,7 +231,7 @@ def _fallen_back(g: Graph, target: Target) -> Graph:
     )
     factor = profile.fallback.uncertainty
     text += f" and back; the rates are assumed (within a factor of {factor:g})"
-    return replace(g, nodes=tuple(nodes), assumed=(*g.assumed, text))
+    return replace(g, nodes=nodes, assumed=(*g.assumed, text))
 
 
 def _costed(g: Graph, costs: Mapping[int, Cost]) -> Graph:

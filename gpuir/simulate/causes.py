@@ -6,12 +6,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal, get_args
 
-from gpuir.simulate.timeline import Launch, Timeline, prepared, run
+from gpuir.simulate.clock import Script
+from gpuir.simulate.launches import counted
+from gpuir.simulate.timeline import Prepared, Timeline
 from gpuir.targets.load import load_target
 from gpuir.targets.profile import Profile
 
 if TYPE_CHECKING:
     from gpuir.ir.graph import Graph
+    from gpuir.ir.notes import Cost
 
 Cause = Literal["host", "launches", "compute", "memory", "waits", "communication", "copies"]
 CAUSES: tuple[Cause, ...] = get_args(Cause)
@@ -50,20 +53,26 @@ class Again:
     """A costed graph under a profile, to be run again."""
 
     def __init__(self, graph: Graph, profile: Profile):
-        self.made = prepared(graph, profile)
+        self.made = Prepared.of(graph, profile)
         self.launch_s = load_target(graph.target).launch_s if graph.target else 0.0
+        found = counted(self.made.script.calls.found)
+        self.sent = {x.kernel for x, _ in found if x.group}
 
     def without(self, cause: Cause) -> Timeline:
         """When it runs, were one cause gone."""
-        made, profile = self.made, self.made.profile
-        into, back = ((), ()) if cause == "copies" else (made.into, made.back)
+        made, script = self.made, self.made.script
         if cause in ("host", "launches"):
-            profile = _unhosted(profile, cause)
+            script = Script(script.calls, _unhosted(script.profile, cause))
+        link = None if cause == "copies" else made.link
+        return replace(made, script=script, link=link).run(self.seconds(cause))
 
-        def takes(x: Launch) -> float:
-            return less(x, cause, self.launch_s)
-
-        return run(made.found, profile, into, back, params=made.params, takes=takes)
+    def seconds(self, cause: Cause) -> list[float]:
+        """What each kernel would take."""
+        sent = 0.0 if cause == "communication" else 1.0
+        return [
+            sent * x.time_s if i in self.sent else less(x, cause, self.launch_s)
+            for i, x in enumerate(self.made.costs)
+        ]
 
 
 def _unhosted(profile: Profile, cause: Cause) -> Profile:
@@ -74,22 +83,17 @@ def _unhosted(profile: Profile, cause: Cause) -> Profile:
     return replace(profile, host=profile.host.scaled(0.0), copies=copies)
 
 
-def less(x: Launch, cause: Cause, launch_s: float) -> float:
-    """Seconds of a kernel, were one cause gone."""
-    if x.group:
-        return 0.0 if cause == "communication" else x.time_s
-    cost = x.cost
-    if cost is None:
-        return x.time_s
+def less(cost: Cost, cause: Cause, launch_s: float) -> float:
+    """Seconds of a kernel that is no collective, were one cause gone."""
     if cost.on_host:
-        return 0.0 if cause == "host" else x.time_s
+        return 0.0 if cause == "host" else cost.time_s
     terms: dict[str, float] = dict(cost.terms)
     latency = terms.pop("latency", 0.0)
     launch = min(launch_s, latency)
     drop = {"launches": launch, "waits": latency - launch}.get(cause, 0.0)
     if cause in terms:
         drop = max(terms.values()) - _largest(terms, cause)
-    return max(x.time_s - drop, _largest(terms, cause))
+    return max(cost.time_s - drop, _largest(terms, cause))
 
 
 def _largest(terms: Mapping[str, float], but: str) -> float:

@@ -6,7 +6,8 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from gpuir.ir.graph import Graph
-from gpuir.simulate.memory import KIND_OF, MEMORY_KINDS, Memory, MemoryKind, by_kind, memory
+from gpuir.simulate.layout import KIND_OF, MEMORY_KINDS, MemoryKind
+from gpuir.simulate.memory import Memory, by_kind, memory
 from gpuir.simulate.microbatches import Order, last_passes
 from gpuir.stacks.allocators import BLOCK, rounded
 from gpuir.targets.target import Target
@@ -109,7 +110,7 @@ def _left(g: Graph, names: Collection[str]) -> int:
     for place, size in m.events:
         held[place] = held.get(place, 0) + size
     gone = {v.name for v in (*g.params, *(v for v in g.inputs if v.name not in names))}
-    return sum(n for place, n in held.items() if m.holders[place].name not in gone)
+    return sum(n for place, n in held.items() if m.layout.storages[place].name not in gone)
 
 
 def held_bytes(order: Order, chunks: Sequence[PartBytes]) -> dict[MemoryKind, int]:

@@ -28,10 +28,11 @@ class Span:
 class Marks:
     """When each launch began on the host, and its kernel started and ended on the device.
 
-    `causes` is the kernel that it waited for, -1 for the host. `waits` are launches before which
-    the host waited for the device, and until when. `streams` are those of the kernels, where there
-    are several, and `lanes` their names, where these are not numbers. `graph` says that no
-    kernel is launched alone, and `gap_s` what lies between two. The first `into` copies are inputs.
+    `waits` are launches before which the host waited for the device, and until when. Where there
+    are several streams, `streams` are those of the kernels, `causes` the kernels that they waited
+    for, -1 for the host, and `lanes` the streams' names, where these are not numbers. `graph` says
+    that no kernel is launched alone, and `gap_s` what lies between two. The first `into` copies are
+    inputs.
     """
 
     graph: bool
@@ -100,7 +101,7 @@ class Marks:
                 )
             end, first = i, i
             while self._follows(first):
-                first = self.causes[first]
+                first = self._cause(first)
             t = self.starts[first]
             chain.append(
                 Span(
@@ -112,7 +113,7 @@ class Marks:
                     launch=end,
                 )
             )
-            i = self.causes[first]
+            i = self._cause(first)
             if i < 0:
                 t, i = self._host(chain, first, t, since)
         for copy in reversed(copies[: self.into]):
@@ -121,9 +122,15 @@ class Marks:
             chain.append(Span(lane=HOST, kind="host", name="", start_s=0.0, end_s=t))
         return chain[::-1]
 
+    def _cause(self, i: int) -> int:
+        """The kernel that one waited for, -1 for the host."""
+        if self.streams:
+            return self.causes[i]
+        return i - 1 if self.starts[i] > self.begins[i] + self.launch_s + self.gap_s else -1
+
     def _follows(self, i: int) -> bool:
         """Whether a kernel began as another, which it waited for, ended on the same stream."""
-        cause = self.causes[i]
+        cause = self._cause(i)
         return (
             cause >= 0
             and self.ends[cause] + self.gap_s == self.starts[i]

@@ -11,6 +11,7 @@ from gpuir.ir.graph import Graph, Node, Value
 from gpuir.ir.phases import phase_of
 from gpuir.ops import kernel as k
 from gpuir.simulate.causes import Again, Cause, Gain, gains
+from gpuir.simulate.clock import Traffic
 from gpuir.simulate.fitting import ToFit
 from gpuir.simulate.microbatches import (
     LastPass,
@@ -23,7 +24,7 @@ from gpuir.simulate.microbatches import (
 )
 from gpuir.simulate.overlap import rate_beside
 from gpuir.simulate.parallel import Parallel
-from gpuir.simulate.timeline import Timeline, Traffic, timeline
+from gpuir.simulate.timeline import Timeline, share_of, timeline
 from gpuir.targets.profile import Habits, Profile
 
 LITTLE = 0.75  # of products: about 2/3 are those between the layers of a block's MLP
@@ -340,23 +341,24 @@ def last_pass(run: Run, plain: Run, end: int | None = None) -> LastPass:
     line, names = run.timeline, {v.name for v in k.sums_of_gradients(run.graph)}
     times = list(zip(line.launches, line.starts, line.marks.ends, strict=True))
     sums = [x for x in times if x[0].path[0] in names]
-    kernels = [x for x, *_ in times if not x.group]
+    of_sums = [line.costs[x.kernel] for x, *_ in sums]
+    kernels = [(x, line.costs[x.kernel].time_s) for x, *_ in times if not x.group]
     others = (until for x, _, until in times if x.path[0] not in names)
     done = max(plain.timeline.host_s, max(others, default=0.0))
     by = by_sums = 1.0
     if end is not None and plain.timeline.interval is not None:
         by = plain.timeline.interval[end] / plain.timeline.time_s
-        ends = (x.between_s[end] if x.between_s else x.time_s for x, *_ in sums)
-        by_sums = sum(ends) / sum(x.time_s for x, *_ in sums) if sums else 1.0
+        ends = (x.interval[end] if x.interval else x.time_s for x in of_sums)
+        by_sums = sum(ends) / sum(x.time_s for x in of_sums) if sums else 1.0
     found: dict[str, Sums] = {}
     for x, since, until in sums:
         before = found.get(x.group, Sums(x.group, 0.0, 0.0))
         end_s = by * min(until, done) + by_sums * max(until - done, 0.0)
         time_s = before.time_s + by_sums * (until - since)
         found[x.group] = Sums(x.group, time_s, max(before.end_s, end_s))
-    taken = max((x.share for x, *_ in sums), default=0.0)
-    alone = sum(x.time_s for x in kernels)
-    beside = sum(x.time_s / rate_beside(taken, x.share) for x in kernels)
+    taken = max((share_of(x, line.costs) for x, *_ in sums), default=0.0)
+    alone = sum(time_s for _, time_s in kernels)
+    beside = sum(time_s / rate_beside(taken, share_of(x, line.costs)) for x, time_s in kernels)
     return LastPass(by * done, tuple(found.values()), beside / alone if alone else 1.0)
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import gzip
 import json
 from collections import Counter
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,8 @@ from gpuir.backends.terminal import Layout
 from gpuir.backends.trace import trace
 from gpuir.ir.graph import Graph
 from gpuir.report.answer import Answer
-from gpuir.simulate.timeline import Launch, run, timeline
+from gpuir.simulate.clock import Script
+from gpuir.simulate.timeline import Prepared, timeline
 from gpuir.targets.profile import load_profile, profile_names
 
 HERE = Path(__file__).parent
@@ -245,8 +247,11 @@ def test_a_trace_is_the_same_twice_and_compressed_where_the_file_says_so():
 @pytest.mark.slow
 def test_many_launches_are_as_many_events():
     s = summary()
-    many: list[Launch] = [x for _ in range(1000) for x in s.timeline.launches]
-    events = read(s.with_details(timeline=run(many, s.software)))
+    made = Prepared.of(s.graph, s.software)
+    many = replace(made.script.calls, found=1000 * made.script.calls.found)
+    thousand = replace(made, script=Script(many, s.software))
+    times = [x.time_s for x in made.costs]
+    events = read(s.with_details(timeline=thousand.run(times)))
     assert len(slices(events, "kernel")) == len(slices(events, "cuda_runtime")) == 4000
 
 

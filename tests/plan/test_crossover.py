@@ -9,10 +9,11 @@ import pytest
 from click.testing import CliRunner, Result
 from hypothesis import given
 from hypothesis import strategies as st
+from timed import run, timed
 
 from gpuir.cli.main import main
 from gpuir.plan.crossover import crossover
-from gpuir.simulate.timeline import Launch, Timeline, run
+from gpuir.simulate.timeline import Timeline
 from gpuir.targets.profile import Host, Profile
 
 pytestmark = pytest.mark.slow
@@ -22,7 +23,7 @@ HOST = Host(1e-6, 4e-6, 3e-6, 1e-6, 2e-6, 1e-6, 10e-6, queue=1024)
 
 def of_size(n: int, per_item_s: float) -> Timeline:
     """100 ops whose kernels take so long for each item."""
-    items = [Launch((str(i),), str(i), n * per_item_s) for i in range(100)]
+    items = [timed(str(i), n * per_item_s) for i in range(100)]
     return run(items, Profile("mine", "", "", "none", HOST))
 
 

@@ -10,7 +10,7 @@ import gpuir
 from gpuir.simulate.causes import CAUSES, gains_of, less
 from gpuir.simulate.microbatches import orders_of, run_pipeline
 from gpuir.simulate.step import part_times
-from gpuir.simulate.timeline import Launch, prepared, run, timeline
+from gpuir.simulate.timeline import Prepared, timeline
 from gpuir.targets.profile import NO_HOST, profile_of
 
 ENCODER = "examples/encoder.onnx"
@@ -41,16 +41,8 @@ def test_every_cause_is_there_and_the_most_comes_first(profile: str, batch: int)
 @pytest.mark.parametrize("profile", ["eager", "ort", "tensorrt"])
 def test_the_timeline_run_again_with_nothing_gone_is_the_timeline(profile: str):
     g = costed(2, profile)
-    made = prepared(g, profile_of(g))
-    again = run(
-        made.found,
-        made.profile,
-        made.into,
-        made.back,
-        params=made.params,
-        takes=lambda x: x.time_s,
-    )
-    assert again.time_s == g.latency_s
+    made = Prepared.of(g, profile_of(g))
+    assert made.run([x.time_s for x in made.costs]).time_s == g.latency_s
 
 
 @pytest.mark.parametrize("batch", [1, 16])
@@ -114,8 +106,7 @@ def test_a_kernel_takes_its_next_largest_term():
     cost = gpuir.Cost(
         9e-6, "memory", "mine@1", (("compute", 4e-6), ("memory", 7e-6), ("latency", 2e-6))
     )
-    x = Launch((), "", cost.time_s, cost=cost)
-    seconds = {cause: less(x, cause, 1.5e-6) for cause in CAUSES}
+    seconds = {cause: less(cost, cause, 1.5e-6) for cause in CAUSES}
     assert seconds["memory"] == pytest.approx(6e-6)
     assert seconds["compute"] == seconds["host"] == 9e-6
     assert seconds["launches"] == pytest.approx(7.5e-6)

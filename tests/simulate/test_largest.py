@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuir.simulate.largest import largest
-from gpuir.simulate.memory import MEMORY_KINDS, Holder, Memory, Moment
+from gpuir.simulate.layout import Layout, Moment, Storage
+from gpuir.simulate.memory import Memory
 
 
 def holding(size: int, available: int) -> Memory:
     """One allocation of so many MiB, of so many that there are."""
-    live = np.zeros((len(MEMORY_KINDS), 1), np.int64)
-    live[0, 0] = size << 20
-    holders = (Holder("w", "weights", size << 20),)
-    return Memory((Moment((), None),), live, holders, ((0, size << 20),), (1,), available << 20)
+    layout = Layout((Storage("w", "weights", size << 20),), (0,), (1,), (Moment((), ()),))
+    return Memory(layout, (size << 20,), available << 20)
 
 
 def search(size, available: int, least: int = 1, most: int = 65536):

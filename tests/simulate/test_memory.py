@@ -16,7 +16,8 @@ from gpuir.ir.build import Builder
 from gpuir.ir.graph import Graph, Level
 from gpuir.ir.types import TensorType, f32
 from gpuir.ops import tensor as t
-from gpuir.simulate.memory import MEMORY_KINDS, Memory, available_bytes, memory
+from gpuir.simulate.layout import MEMORY_KINDS
+from gpuir.simulate.memory import Memory, available_bytes, memory
 from gpuir.stacks.table import pipeline
 from gpuir.targets.load import load_target
 

@@ -11,22 +11,12 @@ import pytest
 from calls import calls
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from timed import Timed, run, timed
 
 import gpuir
 from gpuir.ir.graph import Graph
-from gpuir.simulate.timeline import (
-    Copy,
-    Launch,
-    Repeat,
-    Timeline,
-    copies,
-    dependent,
-    run,
-    steps,
-    timeline,
-    together,
-)
-from gpuir.targets.load import load_target
+from gpuir.simulate.launches import Found, Launch, Repeat, written_out
+from gpuir.simulate.timeline import Timeline, costed_launches, timeline, together
 from gpuir.targets.profile import NO_HOST, Copies, Host, Profile, load_profile
 from gpuir.targets.target import Table
 
@@ -54,8 +44,12 @@ def stack(host: Host = HOST, **fields) -> Profile:
     return Profile("mine", "", "", "none", host, **fields)
 
 
-def launch(op: str, us: float, **fields) -> Launch:
-    return Launch((op,), op, us * US, **fields)
+def launched_by(costed: Graph, apart: bool = False) -> tuple[Found, ...]:
+    return costed_launches(costed, apart)[0].found
+
+
+def launch(op: str, us: float, **fields) -> Timed:
+    return timed(op, us * US, **fields)
 
 
 def microseconds(values) -> list[float]:
@@ -143,7 +137,7 @@ def test_copies_are_waited_for():
     """call 10, a copy's call 2 and 50 on the bus, T1 2, T2 5, T4 3; kernel 100 until 172; the copy
     back is called at 76 + 2, starts when the kernel ends and takes 7."""
     both = stack(copies=Copies(2 * US, 1.0))
-    t = run([launch("a", 100)], both, [Copy("x", 50 * US)], [Copy("y", 7 * US)])
+    t = run([launch("a", 100)], both, [("x", 50 * US)], [("y", 7 * US)])
     assert microseconds(t.starts) == [72]
     assert microseconds([t.time_s, t.copies_s, t.tail_s, t.gaps_s]) == [179, 57, 7, 22]
     assert [(s.lane, s.name) for s in t.critical] == [
@@ -303,8 +297,8 @@ def test_branches_are_found_in_the_graph():
     stack that does not make them one product."""
     model = gpuir.load("examples/encoder.onnx", dims={"batch": 1, "seq": 16})
     g = gpuir.analyze(model, "a100", profile="tensorrt").graph
-    found = [x for x in dependent(g) if not x.empty]
-    assert len(found) == sum(not x.empty for x in steps(g) if isinstance(x, Launch))
+    found = [x for x in written_out(launched_by(g, apart=True)) if not x.empty]
+    assert len(found) == sum(not x.empty for x in launched_by(g) if isinstance(x, Launch))
     assert all(j < i for i, x in enumerate(found) for j in x.after)
     readers: dict[tuple[int, ...], int] = {}
     for x in found:
@@ -322,8 +316,8 @@ hosts = st.builds(
     library_s=st.none() | st.floats(0, 30).map(lambda us: us * US),
 )
 kernels = st.builds(
-    lambda op, time, sort, lane: Launch(
-        *((op,), op, 0.0 if sort == "view" else time),
+    lambda op, time, sort, lane: timed(
+        *(op, 0.0 if sort == "view" else time),
         empty=sort == "view",
         waits=sort == "sized",
         lane=lane,
@@ -393,7 +387,7 @@ def is_chain(t: Timeline) -> bool:
     return ran and max(map(abs, joints)) <= near and abs(chain[-1].end_s - t.time_s) <= near
 
 
-copied = st.lists(times.map(lambda s: Copy("x", s)), max_size=2)
+copied = st.lists(times.map(lambda s: ("x", s)), max_size=2)
 
 
 @given(launched, hosts, st.booleans(), copied, copied)
@@ -405,16 +399,16 @@ def test_the_chain_has_no_hole(items, host, graph, into, back):
 @given(st.lists(st.tuples(times, st.floats(0.01, 1)), max_size=12), st.integers(1, 4), st.data())
 @settings(max_examples=60)
 def test_streams_keep_order_and_share_the_device(drawn, streams, data):
-    items: list[Launch] = []
+    items: list[Timed] = []
     for i, (time, share) in enumerate(drawn):
         after = data.draw(st.lists(st.integers(0, i - 1), max_size=2)) if i else []
-        items.append(Launch((str(i),), str(i), time, share=share, after=tuple(after)))
+        items.append(timed(str(i), time, share=share, after=tuple(after)))
     t = run(items, stack(streams=streams))
     alone = run(items, stack()).time_s
     assert t.time_s <= alone * (1 + 1e-9) + 1e-9
     ends = t.marks.ends
     for i, x in enumerate(items):
-        assert all(t.starts[i] >= ends[j] - 1e-12 for j in x.after)
+        assert all(t.starts[i] >= ends[j] - 1e-12 for j in x.launch.after)
         assert ends[i] - t.starts[i] >= x.time_s * (1 - 1e-9) - 1e-12
     work = sum(x.time_s * x.share for x in items)
     assert t.time_s >= work * (1 - 1e-9)
@@ -467,7 +461,7 @@ def test_gradients_are_handed_over_by_autograds_thread(autodiff: str):
         how: Any = {"train": True, "autodiff": autodiff, "accumulate": accumulate}
         g = gpuir.load(module, args=(torch.randn(4, 8),), **how)
         costed = gpuir.analyze(g, "v100", profile="eager").graph
-        return [x for x in steps(costed) if isinstance(x, Launch)]
+        return [x for x in launched_by(costed) if isinstance(x, Launch)]
 
     fresh, added = launched(False), launched(True)
     assert sum(x.op.endswith(" accumulated") for x in fresh) == 4
@@ -485,9 +479,8 @@ def test_indices_of_what_is_not_zero_are_waited_for():
             return torch.nonzero(x.relu()).sum()
 
     g = gpuir.load(Chosen(), args=(torch.randn(64, 64),), dims={"u0": 99}, warn=lambda _: None)
-    found = [
-        x for x in steps(gpuir.analyze(g, "a100", profile="eager").graph) if isinstance(x, Launch)
-    ]
+    costed = gpuir.analyze(g, "a100", profile="eager").graph
+    found = [x for x in launched_by(costed) if isinstance(x, Launch)]
     assert [x.op.rpartition("/")[2] for x in found if x.waits] == ["Chosen:nonzero"]
 
 
@@ -495,9 +488,9 @@ def test_what_stays_on_the_device_is_not_copied():
     encoder = str(Path(__file__).parent.parent.parent / "examples/encoder.onnx")
     g = gpuir.load(encoder, dims={"batch": 1, "seq": 8}, train=True, optimizer="adamw")
     costed = gpuir.analyze(g, "t4", profile="ort").graph
-    into, back = copies(costed, load_profile("ort"), load_target("t4"))
-    assert [c.name for c in into] == ["input_ids", "attention_mask"]
-    assert [c.name for c in back] == ["last_hidden_state"], "gradients and weights stay"
+    found, _ = costed_launches(costed, apart=False)
+    assert [name for name, _ in found.into] == ["input_ids", "attention_mask"]
+    assert [name for name, _ in found.back] == ["last_hidden_state"], "gradients and weights stay"
 
 
 def test_an_ops_own_views_are_part_of_it():
@@ -506,10 +499,10 @@ def test_an_ops_own_views_are_part_of_it():
     module = torch.nn.LSTM(8, 8)
     g = gpuir.load(module, args=(torch.randn(9, 4, 8),), warn=lambda _: None)
     costed = gpuir.analyze(g, "a100", profile="eager").graph
-    loop = next(x for x in steps(costed) if isinstance(x, Repeat))
+    loop = next(x for x in launched_by(costed) if isinstance(x, Repeat))
     assert loop.inner and loop.trips == 9
     assert not any(x.empty for x in loop.body if isinstance(x, Launch))
-    views = [x for x in steps(encoder()) if isinstance(x, Launch) and x.empty]
+    views = [x for x in launched_by(encoder()) if isinstance(x, Launch) and x.empty]
     assert views and len({x.op for x in views}) == len(views)
 
 

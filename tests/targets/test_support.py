@@ -13,6 +13,7 @@ import gpuir
 from gpuir.cli.main import main
 from gpuir.ir.errors import ModelError, UsageError
 from gpuir.loading import load_text
+from gpuir.spaces import latencies
 from gpuir.targets.profile import load_profile, profile_names
 from gpuir.targets.support import load_operators, reason, refusal
 
@@ -114,6 +115,17 @@ def test_the_host_waits_for_what_it_runs_itself(quantized: str):
     g = gpuir.analyze(quantized, "a100", dims={"batch": 64}).graph
     launches = gpuir.analyze(g).timeline.launches
     assert [x.waits for x in launches] == [n.cost.on_host for n in g.nodes if n.cost.time_s]
+
+
+def test_of_many_devices_each_waits_for_the_host_as_alone(quantized: str):
+    g = gpuir.load(quantized, dims={"batch": 64})
+    names = ["a100", "t4", "x86-64-v3"]
+    for name, found in zip(names, latencies([g], names, "ort")[0], strict=True):
+        alone = gpuir.analyze(g, name, profile="ort")
+        assert (found.latency_s, found.device_s) == (alone.latency_s, alone.device_s)
+        assert found.interval == alone.interval
+        assert found.is_host_bound == alone.timeline.is_host_bound
+        assert found.reserved_bytes == alone.memory.reserved_bytes
 
 
 def test_text_keeps_what_runs_on_the_cpu(quantized: str, tmp_path: Path):

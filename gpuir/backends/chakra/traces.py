@@ -36,9 +36,10 @@ from gpuir.ops import tensor as t
 from gpuir.report.answer import Answer
 from gpuir.report.kernels import Kernel, kernels_of
 from gpuir.report.units import quantity
+from gpuir.simulate.launches import MOST_SPREAD, written_out
 from gpuir.simulate.microbatches import Pipelined
 from gpuir.simulate.step import Run, Step
-from gpuir.simulate.timeline import MOST_SPREAD, Timeline, dependent
+from gpuir.simulate.timeline import Timeline, costed_launches
 
 PREFIX = "workload"
 LARGEST = 16 << 30  # bytes of all files together
@@ -338,7 +339,8 @@ class _Walk:
         begun = iter(_host(ran))
         ids: list[int] = []  # of each launch
         made: dict[str, tuple[int, ...]] = {}  # launches a value comes from, views looked through
-        for launch in dependent(ran.graph):
+        launches, _ = costed_launches(ran.graph, apart=True)
+        for launch in written_out(launches.found, ran.graph.name):
             kernel = kernels[launch.path]
             if launch.empty:
                 if isinstance(kernel.node.op, k.View):
@@ -360,7 +362,7 @@ class _Walk:
                 lane.after() if launch.group or ran.timeline.profile.streams == 1 or not ids else ()
             )
             control = dict.fromkeys((*ordered, *beside, *self.host.after()))
-            taken = 0.0 if kernel.is_unlinked else launch.time_s + ran.timeline.marks.gap_s
+            taken = 0.0 if kernel.is_unlinked else kernel.cost.time_s + ran.timeline.marks.gap_s
             made.update((v.name, (len(ids),)) for v in kernel.node.results)
             step = Entry(
                 id=self.count + 1,

@@ -14,7 +14,7 @@ from gpuir.report.kernels import totals
 from gpuir.report.modules import modules
 from gpuir.report.names import node_name
 from gpuir.report.roofline import ceilings, memories, points
-from gpuir.simulate.memory import MEMORY_KINDS
+from gpuir.simulate.layout import MEMORY_KINDS
 
 MOMENTS = 600  # of memory that a chart shows; of those in between, the fullest
 NS = 1e9

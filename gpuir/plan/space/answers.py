@@ -2,25 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
-from gpuir.cost.batch import BOUNDS, Batch, Costs
+from gpuir.cost.batch import BOUNDS, Batch, Costs, best_tiles, costs_of
+from gpuir.cost.host import host_cost
+from gpuir.cost.tile import BY
 from gpuir.cost.work import Work
-from gpuir.plan.space.program import Program, Straight
+from gpuir.ir.errors import GpuirError
+from gpuir.ir.notes import Bound, Cost
+from gpuir.plan.space.program import Program
 from gpuir.report.answer import Answer
-from gpuir.simulate.layout import Layout, Sized
-from gpuir.simulate.many import Ran, decoding, run_many
-from gpuir.simulate.memory import available_bytes
-from gpuir.simulate.timeline import HOST_BOUND
+from gpuir.simulate.clock import Kernels, Script
+from gpuir.simulate.launches import Found, chosen, counted
+from gpuir.simulate.layout import Layout
+from gpuir.simulate.memory import available_bytes, room, sized
+from gpuir.simulate.timeline import HOST_BOUND, Prepared, ends_of, link_of
 from gpuir.targets.profile import Profile, load_profile
 from gpuir.targets.support import device_refused, reason
 from gpuir.targets.target import Target
 
 Numbers = np.ndarray[Any, Any]
+Held = dict[tuple[int | None, ...], tuple[int, int, int]]  # a program's memory, by tiles and room
 PARTS = ("time_s", "low_s", "high_s", "bound", "split")  # of costs, each an array
 
 
@@ -66,15 +72,18 @@ def cost_table(
     for key in works.keys() & known.keys():
         table.unpack(key, known[key])
     new = [key for key in works if key not in known]
-    if not new:
-        return table
-    batch = batch_of(new) if batch_of else Batch.of([works[key] for key in new])
-    places = [table.rows[key] for key in new]
-    for t, target in enumerate(targets):
-        costs = batch.on(target)
-        for name in PARTS:
-            table.parts[name][places, t] = getattr(costs, name)
-        table.failed.update({(places[i], t): why for i, why in costs.failed.items()})
+    for on_cpu in (False, True):  # where caches hold weights counts on CPUs alone
+        some = [key for key in new if on_cpu or works[key].weights is None]
+        columns = [t for t, x in enumerate(targets) if x.is_cpu == on_cpu]
+        if not some or not columns:
+            continue
+        batch = batch_of(some) if batch_of else Batch.of([works[key] for key in some])
+        places = [table.rows[key] for key in some]
+        for t in columns:
+            costs = batch.on(targets[t])
+            for name in PARTS:
+                table.parts[name][places, t] = getattr(costs, name)
+            table.failed.update({(places[i], t): why for i, why in costs.failed.items()})
     return table
 
 
@@ -82,14 +91,6 @@ Alone = Callable[[Target], Answer]
 
 
 def answers(
-    program: Program, targets: Sequence[Target], table: CostTable, alone: Alone
-) -> list[Answer]:
-    """The program on each target; `alone` gives the answer where it has to be run whole. Columns of
-    the table are the targets."""
-    return answers_on(program, targets, range(len(targets)), table, alone)
-
-
-def answers_on(
     program: Program,
     targets: Sequence[Target],
     which: Sequence[int],
@@ -97,67 +98,163 @@ def answers_on(
     alone: Alone,
     held: Held | None = None,
 ) -> list[Answer]:
-    """The same on some of them. `held` keeps what is found of the program's memory."""
+    """The program on some of the targets, which are the columns of the table. `alone` gives the
+    answer of one whose kernels are the stack's own. `held` keeps what is found of its memory."""
     if program.refused:
         return [_none(program, program.refused) for _ in which]
+    held = {} if held is None else held
     found: dict[int, Answer] = {}
-    together: dict[Profile, list[int]] = {}
+    together: dict[tuple[Profile, bool, bool], list[int]] = {}
+    rows = {table.rows[key] for key in program.keys}
+    broken = {t: why for (row, t), why in table.failed.items() if row in rows}
     for t in which:
-        profile = load_profile(program.profile, targets[t])
-        if (error := device_refused(profile, program.dtypes, targets[t])) is not None:
+        target = targets[t]
+        profile = load_profile(program.profile, target)
+        if (error := device_refused(profile, program.dtypes, target)) is not None:
             found[t] = _none(program, reason(error))
-        elif program.straight is None or targets[t].is_cpu:
-            found[t] = alone(targets[t])
+        elif program.has_own_kernels:
+            found[t] = alone(target)
+        elif t in broken:
+            found[t] = _none(program, " ".join(broken[t].split()))
         else:
-            together.setdefault(profile, []).append(t)
-    held = held or Held({}, {})
-    for profile, alike in together.items():
-        assert program.straight is not None
-        some = _answers(program, program.straight, profile, targets, alike, table, held)
-        found |= dict(zip(alike, some, strict=True))
-    return [found[t] for t in which]
-
-
-def _answers(
-    program: Program,
-    straight: Straight,
-    profile: Profile,
-    targets: Sequence[Target],
-    which: Sequence[int],
-    table: CostTable,
-    held: Held,
-) -> Iterator[Answer]:
-    rows = [table.rows[key] for key in program.keys]
-    here = np.ix_(rows, which)
-    part: dict[str, Numbers] = {name: table.parts[name][here] for name in PARTS}
-    ran = _ran(straight, profile, [targets[t] for t in which], part)
-    called = [x.kernel for x in straight.calls if not x.empty]
-    device_s: list[float] = [sum(column) for column in part["time_s"][called].T.tolist()]
-    bounds: list[int] = _bounds(part, called).tolist()
-    memory = _memory(straight.layout, [targets[t] for t in which], part["split"], held)
-    own = set(rows)
-    broken = {t: why for (row, t), why in table.failed.items() if row in own}
-    for i, t in enumerate(which):
-        if t in broken:
-            yield _none(program, " ".join(broken[t].split()))
-        elif not ran.time_s[i]:
-            yield _none(program, f"nothing runs under {profile.name}")
-        else:
-            peak, reserved, available = memory[i]
-            yield Answer(
-                program.model,
-                targets[t].name,
-                profile.name,
-                latency_s=float(ran.time_s[i]),
-                interval=(float(ran.low_s[i]), float(ran.high_s[i])) if called else None,
-                device_s=device_s[i],
-                is_host_bound=bool(ran.gaps_s[i] > HOST_BOUND * ran.time_s[i]),
-                bound=BOUNDS[bounds[i]],
+            alike = profile, target.is_cpu, target.pcie is None
+            together.setdefault(alike, []).append(t)
+    for (profile, *_), alike in together.items():
+        here = [targets[t] for t in alike]
+        costs = _costs(program, profile, here, table, alike)
+        memory = _memory(program.layout, profile, here, costs["split"], held)
+        runs = _runs(program, profile, here, costs)
+        for t, run, (peak, reserved, available) in zip(alike, runs, memory, strict=True):
+            if run.why or not run.latency_s:
+                found[t] = _none(program, run.why or f"nothing runs under {profile.name}")
+                continue
+            found[t] = replace(
+                run,
                 peak_bytes=peak,
                 reserved_bytes=reserved,
                 available_bytes=available,
                 why=unfit(reserved, available),
             )
+    return [found[t] for t in which]
+
+
+def _costs(
+    program: Program,
+    profile: Profile,
+    targets: Sequence[Target],
+    table: CostTable,
+    which: Sequence[int],
+) -> dict[str, Numbers]:
+    """What a program's kernels cost, a row a kernel and a column a device, by `PARTS`."""
+    rows = [table.rows[key] for key in program.keys]
+    parts: dict[str, Numbers] = {name: table.parts[name][np.ix_(rows, which)] for name in PARTS}
+    for x in program.hosted:
+        costs = [host_cost(x, target, profile) for target in targets]
+        ends = [x.interval or (x.time_s, x.time_s) for x in costs]
+        row = (
+            *([x.time_s for x in costs], *zip(*ends, strict=True)),
+            *([BOUNDS.index(x.bound) for x in costs], [1] * len(costs)),
+        )
+        parts = {name: np.vstack([parts[name], n]) for name, n in zip(PARTS, row, strict=True)}
+    return parts
+
+
+def _runs(
+    program: Program, profile: Profile, targets: Sequence[Target], costs: Mapping[str, Numbers]
+) -> Iterator[Answer]:
+    """On each device, without its memory."""
+    own = program.launches.host(profile, targets[0])
+    if program.launches.is_straight and own.streams == 1:
+        yield from _together(program, own, targets, costs)
+        return
+    for i, target in enumerate(targets):
+        try:
+            yield _alone(program, own, target, {name: n[:, i : i + 1] for name, n in costs.items()})
+        except GpuirError as error:
+            yield _none(program, " ".join(str(error).split()))
+
+
+def _together(
+    program: Program, profile: Profile, targets: Sequence[Target], costs: Mapping[str, Numbers]
+) -> Iterator[Answer]:
+    """On all devices at once: numbers are arrays of a row an end of the intervals (as expected,
+    quick, slow) and a column a device."""
+    launches = program.launches
+    times = list(zip(*(costs[name] for name in PARTS[:3]), strict=True))
+    ends = zip((time for time, *_ in times), *ends_of(launches.found, times), strict=True)
+    by, links = profile.host.uncertainty, [x.pcie for x in targets]
+    kernels = Kernels(
+        seconds=[np.stack(x) for x in ends],
+        host=np.array([[1.0], [1 / by], [by]]),
+        link=np.array([x.bytes_per_s for x in links if x]) if all(links) else None,
+    )
+    ran, shape = Script(launches, profile).run(kernels), (3, len(targets))
+    latency: list[list[float]] = np.broadcast_to(ran.time_s, shape).tolist()
+    gaps: list[float] = np.broadcast_to(ran.gaps_s, shape)[0].tolist()
+    called = _called(launches.found)
+    device_s, bounds = _sums(called, costs)
+    for i, (time_s, low_s, high_s) in enumerate(zip(*latency, strict=True)):
+        yield Answer(
+            program.model,
+            targets[i].name,
+            profile.name,
+            latency_s=time_s,
+            interval=(low_s, high_s) if called else None,
+            device_s=device_s[i],
+            is_host_bound=gaps[i] > HOST_BOUND * time_s,
+            bound=bounds[i],
+        )
+
+
+def _alone(
+    program: Program, profile: Profile, target: Target, costs: Mapping[str, Numbers]
+) -> Answer:
+    """On one device, where what comes next depends on the numbers."""
+    launches = program.launches
+    seconds: list[float]
+    seconds, low, high, by, _ = (costs[name][:, 0].tolist() for name in PARTS)
+    launches = replace(launches, found=chosen(launches.found, seconds))
+    if profile.streams == 1 and not any(x.group for x, _ in counted(launches.found)):
+        made = tuple(
+            Cost(time_s, BOUNDS[int(by[i])], BY, (), (), (low[i], high[i]))
+            for i, time_s in enumerate(seconds)
+        )
+    else:  # what kernels fill of the device counts
+        tiles = best_tiles(dict.fromkeys(program.works, ""), target)
+        made = tuple(costs_of([(x, tiles[x]) for x in program.works], target))
+        made += tuple(host_cost(x, target, profile) for x in program.hosted)
+    run = Prepared(Script(launches, profile, program.model), made, link_of(target))
+    line = run.run(seconds)
+    (device_s,), (most,) = _sums(_called(launches.found), costs)
+    return Answer(
+        program.model,
+        target.name,
+        profile.name,
+        latency_s=line.time_s,
+        interval=run.interval,
+        device_s=device_s,
+        is_host_bound=line.is_host_bound,
+        bound=most,
+    )
+
+
+def _called(found: Iterable[Found]) -> list[tuple[int, int]]:
+    """The kernels that run, and how often."""
+    return [(x.kernel, runs) for x, runs in counted(found) if not x.empty]
+
+
+def _sums(
+    called: Sequence[tuple[int, int]], costs: Mapping[str, Numbers]
+) -> tuple[list[float], list[Bound]]:
+    """What kernels take together on each device, and what bounds those that take the most time, of
+    equals the first."""
+    kernels, runs = [x for x, _ in called], np.array([n for _, n in called])
+    times, bound = costs["time_s"][kernels] * runs.reshape(-1, 1), costs["bound"][kernels]
+    total = np.zeros((len(BOUNDS), times.shape[1]))
+    columns: list[int] = list(range(times.shape[1]))
+    for time_s, by in zip(times, bound, strict=True):
+        total[by, columns] += time_s
+    return [sum(column) for column in times.T.tolist()], [BOUNDS[i] for i in total.argmax(axis=0)]
 
 
 def _none(program: Program, why: str) -> Answer:
@@ -172,59 +269,17 @@ def unfit(reserved: int, available: int) -> str:
     return f"does not fit: {reserved:,} bytes are reserved, and {available:,} available"
 
 
-def _ran(
-    straight: Straight, profile: Profile, targets: Sequence[Target], part: Mapping[str, Any]
-) -> Ran:
-    """The timelines. Devices without a link to the host copy nothing."""
-    own = decoding(profile, straight.is_decoding)
-    times = np.stack([part[name] for name in ("time_s", "low_s", "high_s")])
-    room = Ran(*(np.zeros(len(targets)) for _ in fields(Ran)))
-    for links in ([t.pcie for t in targets], None):
-        some = [i for i, t in enumerate(targets) if (t.pcie is None) == (links is None)]
-        if not some:
-            continue
-        rates = (
-            None if links is None else np.array([x.bytes_per_s for i in some if (x := links[i])])
-        )
-        ran = run_many(
-            straight.calls, times[:, :, some], own, straight.sizes, rates, straight.params
-        )
-        for name in vars(room):
-            getattr(room, name)[some] = getattr(ran, name)
-    return room
-
-
-def _bounds(part: Mapping[str, Any], called: Sequence[int]) -> Numbers:
-    """What bounds the kernels that take the most time, of equals the first."""
-    times, bound = part["time_s"], part["bound"]
-    total = np.zeros((len(BOUNDS), times.shape[1]))
-    columns = np.array(range(times.shape[1]))
-    for kernel in called:
-        total[bound[kernel], columns] += times[kernel]
-    return total.argmax(axis=0)
-
-
-@dataclass(frozen=True)
-class Held:
-    """What is known of a program's memory: with these tiles and what libraries keep, and of that
-    what is reserved on a device of so many bytes."""
-
-    sized: dict[tuple[int, ...], Sized]
-    reserved: dict[tuple[int, ...], int]
-
-
 def _memory(
-    layout: Layout, targets: Sequence[Target], splits: Numbers, held: Held
+    layout: Layout, profile: Profile, targets: Sequence[Target], splits: Numbers, held: Held
 ) -> list[tuple[int, int, int]]:
     """Bytes at the peak, reserved and available, found once for equal tiles and devices."""
-    used = sorted({part.kernel for part in layout.parts if part.kernel >= 0})
+    used = layout.kernels
     found: list[tuple[int, int, int]] = []
     for target, some in zip(targets, splits[used].T.tolist(), strict=True):
-        available = available_bytes(target)
-        key = (layout.pool_bytes(target), *some)
-        if key not in held.sized:
-            held.sized[key] = layout.sized(dict(zip(used, some, strict=True)), key[0])
-        if (*key, available) not in held.reserved:
-            held.reserved[*key, available] = held.sized[key].reserved_bytes(available)
-        found.append((held.sized[key].peak_bytes, held.reserved[*key, available], available))
+        own = room(profile, target)
+        key = (*own, *some)
+        if key not in held:
+            memory = sized(layout, dict(zip(used, some, strict=True)), profile, own)
+            held[key] = memory.peak_bytes, memory.reserved_bytes, available_bytes(target)
+        found.append(held[key])
     return found

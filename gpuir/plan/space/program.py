@@ -4,114 +4,83 @@ small enough to keep for thousands of graphs."""
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Any, cast
 
 from gpuir.cost.habits import predictor_of
-from gpuir.cost.reading import work_of
+from gpuir.cost.host import Hosted, hosted
 from gpuir.cost.routing import Routed, Shares
 from gpuir.cost.steps import Steps, Way
 from gpuir.cost.work import Detail, Operand, Work
-from gpuir.ir.graph import Graph, Node
-from gpuir.ir.notes import Cost
+from gpuir.ir.graph import Graph, Node, Value
 from gpuir.ir.types import DTYPES, DType, tf32
 from gpuir.ops import kernel as k
-from gpuir.passes.annotate import FREE
-from gpuir.simulate.layout import Event, Layout, Part, layout_of
-from gpuir.simulate.many import Call, Sizes, is_straight
-from gpuir.simulate.timeline import Launch, copied, is_decoding, steps
+from gpuir.passes.annotate import among
+from gpuir.simulate.launches import Branch, Launch, Launches, Repeat, launches_of
+from gpuir.simulate.layout import Layout, Moment, Storage, layout_of
 from gpuir.store import digest
 from gpuir.targets.profile import profile_of
 from gpuir.targets.support import dtypes_of, nodes_refused, reason, without_kernel
 
 
 @dataclass(frozen=True)
-class Straight:
-    """Launches one after another: `works` are the kernels that differ, which calls name by their
-    place."""
-
-    works: tuple[Work, ...]
-    calls: tuple[Call, ...]
-    sizes: Sizes
-    params: int
-    is_decoding: bool
-    layout: Layout
-
-
-@dataclass(frozen=True)
 class Program:
-    """A model's kernels under a profile. `refused` is why nothing of it can be said: the stack does
-    not take the model, or the model those sizes. `dtypes` are those of its values. Where launches
-    are not `straight` (loops, several streams, nodes on the CPU, a stack with kernels of its own)
-    the graph has to be run whole. `keys` tell its kernels from all others, in any program."""
+    """A model's kernels under a profile, whatever the device. `refused` is why nothing of it can be
+    said: the stack does not take the model, or the model those sizes. `dtypes` are those of its
+    values, and `assumed` what was taken for granted.
+
+    `works` are the kernels that differ, and `keys` tell them from all others, in any program.
+    Launches and allocations name kernels by their place: works first, then those that the host's
+    CPU runs (`hosted`). A stack that `has_own_kernels`, costed op by op, has none of all this.
+    """
 
     model: str
     profile: str
-    dtypes: tuple[str, ...]
+    dtypes: tuple[str, ...] = ()
     refused: str = ""
-    straight: Straight | None = None
+    has_own_kernels: bool = False
+    works: tuple[Work, ...] = ()
+    hosted: tuple[Hosted, ...] = ()
+    launches: Launches = field(default_factory=Launches)
+    layout: Layout = field(default_factory=Layout)
+    assumed: tuple[str, ...] = ()
     keys: tuple[str, ...] = ()
 
 
-def program_of(graph: Graph) -> Program:
-    """The program of a graph of level kernel."""
+def program_of(graph: Graph, on_cpu: bool = False) -> Program:
+    """The program of a graph of level kernel. That for CPUs knows the weights, which are in their
+    caches."""
     profile = profile_of(graph)
-    name = graph.profile or "ideal"
-    made = Program(graph.name, name, tuple(sorted(dtypes_of(graph))))
+    made = Program(graph.name, graph.profile or "ideal", tuple(sorted(dtypes_of(graph))))
     if (error := nodes_refused(graph, profile)) is not None:
         return replace(made, refused=reason(error))
-    alone = any(n.op.control for n in graph.nodes) or predictor_of(profile, graph) is not None
-    hosted = profile.fallback is not None and without_kernel(graph, profile)
-    if not alone and not hosted:
-        works, places = _works(graph)
-        found = tuple(steps(_numbered(graph, places)))
-        if is_straight(profile, found):
-            straight = Straight(
-                works=works,
-                calls=_calls(found),
-                sizes=Sizes(*(tuple(v.type.nbytes for v in some) for some in copied(graph))),
-                params=sum(graph.role_of(v) in ("weight", "buffer") for v in graph.params),
-                is_decoding=is_decoding(graph),
-                layout=layout_of(graph, places),
-            )
-            return replace(made, straight=straight, keys=tuple(digest(_json(w)) for w in works))
-    return made
-
-
-def _works(graph: Graph) -> tuple[tuple[Work, ...], dict[Any, int]]:
-    """The kernels that differ, and the place of each node's among them, by its first result."""
+    if predictor_of(profile, graph) is not None:
+        return replace(made, has_own_kernels=True)
+    weights = frozenset(graph.params) if on_cpu else frozenset[Value]()
+    total = sum(v.type.nbytes for v in weights)
     known: dict[Work, int] = {}
-    places = {
-        n.results[0]: known.setdefault(work_of(n.op), len(known))
-        for n in graph.nodes
+    works = {
+        id(n): known.setdefault(among(n.op, weights, total), len(known))
+        for n in graph.walk()
         if isinstance(n.op, k.KernelOp) and not isinstance(n.op, k.View)
     }
-    return tuple(known), places
+    missing = {} if on_cpu or profile.fallback is None else without_kernel(graph, profile)
+    on_host = hosted(graph, missing.keys()) if missing else {}
+    places = {v: len(known) + i for i, v in enumerate(on_host)}
 
+    def place(n: Node) -> tuple[int, bool]:
+        if n.results and n.results[0] in places:
+            return places[n.results[0]], True
+        return works.get(id(n), -1), False
 
-def _numbered(graph: Graph, places: Mapping[Any, int]) -> Graph:
-    """The graph, each kernel's time being its place."""
-    costs = [Cost(float(i), "latency", "place", ()) for i in range(len(places))]
-
-    def cost_of(node: Node) -> Cost:
-        return FREE if isinstance(node.op, k.View) else costs[places[node.results[0]]]
-
-    return replace(graph, nodes=tuple(replace(n, cost=cost_of(n)) for n in graph.nodes))
-
-
-def _calls(found: tuple[Any, ...]) -> tuple[Call, ...]:
-    ops: dict[str, int] = {}
-    return tuple(
-        Call(
-            ops.setdefault(x.op, len(ops)),
-            x.kind,
-            x.lane,
-            -1 if x.empty else int(x.time_s),
-            x.empty,
-            x.waits,
-        )
-        for x in cast("tuple[Launch, ...]", found)
+    return replace(
+        made,
+        works=tuple(known),
+        hosted=tuple(on_host.values()),
+        launches=launches_of(graph, place, profile.streams > 1),
+        layout=layout_of(graph, lambda n: works[id(n)]),
+        assumed=graph.assumed,
+        keys=tuple(digest(_json(w)) for w in known),
     )
 
 
@@ -121,10 +90,21 @@ KINDS: dict[str, type[Any]] = {
     kind.__name__: kind
     for kind in (
         *(Work, Operand, *Detail.__subclasses__()),
-        *(Routed, Shares, Way, Steps, Layout, Sizes, Straight, Program),
+        *(
+            Routed,
+            Shares,
+            Way,
+            Steps,
+            Hosted,
+            Layout,
+            Launches,
+            Repeat,
+            Branch,
+            Program,
+        ),
     )
 }
-TUPLES: dict[str, type[Any]] = {kind.__name__: kind for kind in (Call, Event, Part)}
+ROWS: dict[str, type[Any]] = {kind.__name__: kind for kind in (Launch, Storage, Moment)}
 
 
 def written(program: Program) -> str:
@@ -157,8 +137,8 @@ def _made(value: Any) -> Any:
     kind = named.pop("")
     if kind == "DType":
         return {**DTYPES, "tf32": tf32}[named["name"]]
-    if kind in TUPLES:
-        return TUPLES[kind](*named["_"])
+    if kind in ROWS:
+        return ROWS[kind](*map(_made, named["_"]))
     return KINDS[kind](**{name: _made(x) for name, x in named.items()})
 
 
@@ -166,8 +146,10 @@ def _plain(value: Any) -> Any:
     match value:
         case DType():
             return {"": "DType", "name": value.name}
-        case Call() | Event() | Part():
-            return {"": type(value).__name__, "_": list(value)}
+        case Launch():
+            return {"": "Launch", "_": [_plain(x) for x in vars(value).values()]}
+        case Storage() | Moment():
+            return {"": type(value).__name__, "_": [_plain(x) for x in value]}
         case tuple():
             return [_plain(x) for x in cast("tuple[Any, ...]", value)]
         case None | str() | bool() | int() | float():
