@@ -10,7 +10,8 @@ from gpuir.report.answer import Answer, Line
 from gpuir.report.find import Located
 from gpuir.report.kernels import Kernel
 from gpuir.report.names import node_name
-from gpuir.report.units import percent, plain, quantity
+from gpuir.report.table import Column, Table
+from gpuir.report.units import percent, plain, quantity, share
 
 INLINE = 44  # a longer source stands below, once, under a number
 
@@ -68,19 +69,30 @@ def _parts(s: Answer, found: Sequence[Located], page: Page, top: int) -> None:
     inside.sort(key=lambda x: -x.time_s)
     total = sum(x.time_s for x in inside)
 
-    def row(of: Sequence[Kernel], each: str, kind: str, name: str) -> tuple[str, ...]:
-        time = sum(x.time_s for x in of)
-        runs = sum(x.launches for x in of)
-        return quantity(time, "s"), percent(time, total), f"x{runs:,}", each, kind, name
-
-    rows = [
-        row([x], quantity(x.cost.time_s, "s"), x.kind, f"%{'/'.join(x.path)}") for x in inside[:top]
-    ]
+    ends = [("", inside, f"in all, {percent(total, s.device_s)} of the device's time")]
     if rest := inside[top:]:
-        rows.append(row(rest, "", "", f"{len(rest):,} more: see --top"))
-    rows.append(row(inside, "", "", f"in all, {percent(total, s.device_s)} of the device's time"))
-    columns = [("time", True), ("share", True), ("runs", True), ("each", True)]
-    page.table([*columns, ("kernel", False), ("", False)], rows)
+        ends.insert(0, ("", rest, f"{len(rest):,} more: see --top"))
+    each = [(x.kind, [x], f"%{'/'.join(x.path)}") for x in inside[:top]]
+
+    def time_s(some: Sequence[Kernel]) -> float:
+        return sum(x.time_s for x in some)
+
+    def each_s(x: tuple[str, Sequence[Kernel], str]) -> float | None:
+        return x[1][0].cost.time_s if x[0] else None
+
+    page.part(
+        Table(
+            [*each, *ends],
+            (
+                Column("time", "s", value=lambda x: time_s(x[1])),
+                Column("share", "%", value=lambda x: share(time_s(x[1]), total)),
+                Column("runs", "x", text=lambda x: f"x{sum(y.launches for y in x[1]):,}"),
+                Column("each", "s", value=each_s, blank=""),
+                Column("kernel", value=lambda x: x[0]),
+                Column("", value=lambda x: x[2]),
+            ),
+        )
+    )
 
 
 def _lines(lines: Sequence[Line], device: str, page: Page) -> None:

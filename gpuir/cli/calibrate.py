@@ -186,21 +186,22 @@ def _errors(fits: Sequence[FamilyFit]) -> str:
 
 def show(fits: Sequence[FamilyFit], page: Page) -> None:
     """A row a family: how far off it was and is, and what moved."""
-    columns = [("family", False), ("rows", True), ("before", True), ("after", True)]
-    columns += [("80 % within", True), ("local", True), ("factors", False)]
-    rows = [
-        (
-            f.family,
-            str(f.rows),
-            f"{100 * f.before:.1f} %",
-            f"{100 * f.after:.1f} %",
-            "x{:.2f} to x{:.2f}".format(*f.ends),
-            str(f.local or "-"),
-            ", ".join(f"{p.partition('.')[2]} x{v:.3g}" for p, v in f.moved.items()) or "none",
-        )
-        for f in fits
-    ]
-    page.table(columns, rows)
+    from gpuir.report.table import Column, Table
+
+    def moved(f: FamilyFit) -> str:
+        parts = (f"{p.partition('.')[2]} x{v:.3g}" for p, v in f.moved.items())
+        return ", ".join(parts) or "none"
+
+    columns = (
+        Column("family", value="family"),
+        Column("rows", "number", text=lambda f: str(f.rows)),
+        Column("before", "%", text=lambda f: f"{100 * f.before:.1f} %"),
+        Column("after", "%", text=lambda f: f"{100 * f.after:.1f} %"),
+        Column("80 % within", "x", text=lambda f: "x{:.2f} to x{:.2f}".format(*f.ends)),
+        Column("local", "number", text=lambda f: str(f.local or "-")),
+        Column("factors", value=moved),
+    )
+    page.part(Table(fits, columns))
     page.line()
     text = (
         "before, after: mean absolute error. For after, each kernel is left out of the calibration "

@@ -48,23 +48,27 @@ def command(name: str | None, format: str, width: int | None, output: str | None
 
 
 def show_all(clusters: list[Cluster], page: Page) -> None:
-    from gpuir.report.units import quantity
+    from gpuir.report.table import Column, Notes, Table
     from gpuir.targets.cluster import describe
 
-    columns = [("name", False), ("GPUs", True), ("inside a node", False), ("of one GPU", True)]
-    columns += [("between nodes", False), ("of one GPU", True)]
-    rows: list[tuple[str, ...]] = []
-    for c in clusters:
-        inside = [x for x in c.levels if x[0] != "fabric"]
-        fast = max(x.bytes_per_s for _, x in inside)
-        f = c.fabric
-        between = (f.technology, quantity(f.bytes_per_s, "bytes/s")) if f else ("-", "-")
-        rows.append((c.name, str(c.gpus), describe(inside), quantity(fast, "bytes/s"), *between))
-    page.table(columns, rows)
-    page.line()
-    page.wrapped(
-        "", "Rates of one GPU in one direction. 16xdgx-h100 are sixteen nodes of dgx-h100.", 0
+    def fastest(c: Cluster) -> float:
+        return max(x.bytes_per_s for name, x in c.levels if name != "fabric")
+
+    def inside(c: Cluster) -> str:
+        return describe([x for x in c.levels if x[0] != "fabric"])
+
+    columns = (
+        Column("name", value="name"),
+        Column("GPUs", "number", text=lambda c: str(c.gpus)),
+        Column("inside a node", value=inside),
+        Column("of one GPU", "bytes/s", value=fastest),
+        Column("between nodes", value=lambda c: c.fabric and c.fabric.technology),
+        Column("of one GPU", "bytes/s", value=lambda c: c.fabric and c.fabric.bytes_per_s),
     )
+    page.part(Table(clusters, columns))
+    page.line()
+    text = "Rates of one GPU in one direction. 16xdgx-h100 are sixteen nodes of dgx-h100."
+    page.part(Notes([("", text)], 0))
 
 
 def show_one(cluster: Cluster, page: Page) -> None:

@@ -40,23 +40,20 @@ def command(name: str | None, width: int | None, output: str | None) -> None:
 
 
 def show_all(hosts: list[HostMachine], page: Page) -> None:
+    from gpuir.report.table import Column, Table
     from gpuir.targets.load import load_target, target_names
 
     usual: dict[str, list[str]] = {}
     for target in target_names():
         usual.setdefault(load_target(target).host, []).append(target)
-    titles = (("name", False), ("slower", True), ("off by", True), ("processor", False))
-    rows = [
-        (
-            h.name,
-            f"{h.slowdown:.2f}",
-            f"{h.uncertainty:.2g}",
-            h.processor,
-            ", ".join(usual.get(h.name, ())),
-        )
-        for h in hosts
-    ]
-    page.table((*titles, ("of", False)), rows, drop=("of", "off by"))
+    columns = (
+        Column("name", value="name"),
+        Column("slower", "number", text=lambda h: f"{h.slowdown:.2f}"),
+        Column("off by", "number", text=lambda h: f"{h.uncertainty:.2g}", drop=2),
+        Column("processor", value="processor"),
+        Column("of", value=lambda h: ", ".join(usual.get(h.name, ())), drop=1),
+    )
+    page.part(Table(hosts, columns))
     page.line()
     page.line("slower: how many times as long as on the reference one thread's work takes")
     page.line("off by: in 80 % of cases it is no more than so many times longer or shorter")

@@ -56,12 +56,16 @@ def installed() -> Iterator[Profile]:
 
 
 def show_all(profiles: list[Profile], page: Page) -> None:
-    titles = (("name", False), ("tf32", False), ("an op", True), ("a call", True), ("stack", False))
-    page.table(
-        titles,
-        [(p.name, p.tf32, *map(time_text, each_s(p.host)), p.title) for p in profiles],
-        drop=("tf32",),
+    from gpuir.report.table import Column, Table
+
+    columns = (
+        Column("name", value="name"),
+        Column("tf32", value="tf32", drop=1),
+        Column("an op", "s", value=lambda p: each_s(p.host)[0] or None),
+        Column("a call", "s", value=lambda p: each_s(p.host)[1] or None),
+        Column("stack", value="title"),
     )
+    page.part(Table(profiles, columns))
     page.line()
     page.line("an op: what the host takes for one pointwise kernel; a call: once, before the first")
     page.line("`gpuir profiles NAME` has the passes, every number, and where it comes from")
@@ -74,12 +78,6 @@ def each_s(host: Host) -> tuple[float, float]:
         return 0.0, host.call_s + host.launch_s
     op = host.between_s + host.before.get("map", host.before_s) + host.launch_s + host.after_s
     return op, host.call_s
-
-
-def time_text(value: float) -> str:
-    from gpuir.report.units import quantity
-
-    return quantity(value, "s") if value else "-"
 
 
 def show_one(p: Profile, page: Page) -> None:

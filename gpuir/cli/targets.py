@@ -82,27 +82,28 @@ def command(asked: Targets) -> None:
 
 
 def show_all(targets: list[Target], page: Page) -> None:
-    from gpuir.report.units import quantity, significant
+    from gpuir.report.table import Column, Notes, Table
 
-    numbers = ("SMs", "f32 Tflop/s", "f16 Tflop/s", "memory", "bandwidth")
-    columns = [("name", False), *((n, True) for n in numbers), ("title", False)]
-    rows = [
-        (
-            t.name,
-            str(t.sms),
-            significant(t.flops_per_s.vector["f32"] / 1e12),
-            significant(t.flops_per_s.tensor["f16"] / 1e12)
-            if "f16" in t.flops_per_s.tensor
-            else "-",
-            f"{t.dram_bytes / 2**30:.0f} GiB",
-            quantity(t.dram_bytes_per_s, "bytes/s"),
-            t.title,
-        )
-        for t in targets
-    ]
-    page.table(columns, rows)
+    def tera(kind: str, dtype: str) -> Column:
+        def rate(t: Target) -> float | None:
+            found = getattr(t.flops_per_s, kind).get(dtype)
+            return None if found is None else found / 1e12
+
+        return Column(f"{dtype} Tflop/s", "number", value=rate)
+
+    columns = (
+        Column("name", value="name"),
+        Column("SMs", "number", text=lambda t: str(t.sms)),
+        tera("vector", "f32"),
+        tera("tensor", "f16"),
+        Column("memory", "bytes", text=lambda t: f"{t.dram_bytes / 2**30:.0f} GiB"),
+        Column("bandwidth", "bytes/s", value="dram_bytes_per_s"),
+        Column("title", value="title"),
+    )
+    page.part(Table(targets, columns))
     page.line()
-    page.wrapped("", "f16 is the dense rate of the matrix units, f32 that of the vector lanes.", 0)
+    text = "f16 is the dense rate of the matrix units, f32 that of the vector lanes."
+    page.part(Notes([("", text)], 0))
 
 
 def show_one(t: Target, page: Page) -> None:
