@@ -711,3 +711,24 @@ def test_an_operator_that_the_opset_does_not_have_and_a_broken_node():
     """The first definition says what is wrong with it."""
     text = converted(node("Einsum", ["x0"], ["y"]), (2, 3), opset=11)
     assert "the attribute 'equation' is missing" in text
+
+
+@pytest.mark.parametrize(
+    ("made", "words"),
+    [
+        (node("Gelu", ["x"], ["y"], approximate="tahn"), "none, tanh"),
+        (
+            node("Pad", ["x"], ["y"], mode="edges", pads=[0, 1, 0, 1]),
+            "constant, edge, reflect, wrap",
+        ),
+        (
+            node("LpPool", ["x"], ["y"], auto_pad="SAME", kernel_shape=[2]),
+            "NOTSET, VALID, SAME_UPPER",
+        ),
+    ],
+)
+def test_a_word_that_an_attribute_does_not_have(made: Any, words: str):
+    name, word = next((a.name, a.s.decode()) for a in made.attribute if a.s)
+    text = message(model([made], inputs=[info("x", [2, 3, 8])], opset=20))
+    assert f"{made.op_type}: {name} is unknown\n  expected: {words}" in text
+    assert f"found:    {word}\n  fix:      did you mean " in text
