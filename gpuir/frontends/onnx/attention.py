@@ -29,15 +29,12 @@ from gpuir.frontends.idioms import (
     scale_of_heads,
     split_heads,
 )
-from gpuir.frontends.onnx.node import Converter, OnnxNode
+from gpuir.frontends.onnx.node import Converter, OnnxNode, Results
 from gpuir.frontends.onnx.quant import matmul_to_float, quantize
 from gpuir.ir.errors import ModelError
 from gpuir.ir.graph import Value
 from gpuir.ir.types import DType, TensorType, bool_, f32, f64, i64
 from gpuir.ops import tensor as t
-
-Results = tuple[Value | None, ...]
-
 
 # ---------------------------------------------------------------------------- heads, caches
 

@@ -25,14 +25,11 @@ from gpuir.frontends.idioms import (
     transposed,
 )
 from gpuir.frontends.onnx import contraction, layout, pointwise, sampling
-from gpuir.frontends.onnx.node import Converter, OnnxNode
+from gpuir.frontends.onnx.node import Converter, OnnxNode, Results
 from gpuir.ir.errors import ModelError, nearest
 from gpuir.ir.graph import Value
 from gpuir.ir.types import TensorType, bool_, i32, i64, u32
 from gpuir.ops import tensor as t
-
-Results = tuple[Value | None, ...]
-
 
 # ---------------------------------------------------------------------------- activations
 

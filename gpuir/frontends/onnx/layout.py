@@ -10,14 +10,12 @@ import numpy as np
 
 from gpuir.frontends.emit import Emitter
 from gpuir.frontends.idioms import cast, line, reshaped, sliced, widened
-from gpuir.frontends.onnx.node import Converter, OnnxNode
+from gpuir.frontends.onnx.node import Converter, OnnxNode, Results
 from gpuir.frontends.onnx.proto import sparse_array, sparse_type, tensor_array, tensor_type
 from gpuir.interp import evaluate, to_numpy_dtype, to_type, wide
 from gpuir.ir.graph import Value
 from gpuir.ir.types import TensorType, f32, i64
 from gpuir.ops import tensor as t
-
-Results = tuple[Value | None, ...]
 
 
 def attr_or_ints(n: OnnxNode, attr: str, i: int) -> tuple[int, ...] | None:

@@ -187,4 +187,5 @@ def _kind(value: Any) -> str:
             return type(value).__name__
 
 
-Converter = Callable[[OnnxNode, Emitter], "Value | tuple[Value | None, ...] | None"]
+Results = tuple[Value | None, ...]
+Converter = Callable[[OnnxNode, Emitter], Value | Results | None]

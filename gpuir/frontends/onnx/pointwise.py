@@ -7,12 +7,10 @@ from math import isfinite
 
 from gpuir.frontends.emit import Emitter, UnknownValue
 from gpuir.frontends.idioms import drawn, dropped
-from gpuir.frontends.onnx.node import Converter, OnnxNode
+from gpuir.frontends.onnx.node import Converter, OnnxNode, Results
 from gpuir.ir.graph import Value
 from gpuir.ir.types import DType, TensorType, bool_, f32, i32
 from gpuir.ops import tensor as t
-
-Results = tuple[Value | None, ...]
 
 
 def elementwise(n: OnnxNode, e: Emitter, fn: str) -> Value:

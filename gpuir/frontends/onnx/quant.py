@@ -35,15 +35,12 @@ from gpuir.frontends.idioms import (
     reshaped,
 )
 from gpuir.frontends.onnx.contraction import sliding, spatial_axes
-from gpuir.frontends.onnx.node import Converter, OnnxNode
+from gpuir.frontends.onnx.node import Converter, OnnxNode, Results
 from gpuir.frontends.onnx.proto import DTYPES
 from gpuir.ir.errors import ModelError
 from gpuir.ir.graph import Value
 from gpuir.ir.types import DType, TensorType, f32, i8, i32, u8
 from gpuir.ops import tensor as t
-
-Results = tuple[Value | None, ...]
-
 
 # ---------------------------------------------------------------------------- the forms
 

@@ -23,7 +23,7 @@ from gpuir.frontends.idioms import (
 )
 from gpuir.frontends.onnx import contraction, pointwise, reduction
 from gpuir.frontends.onnx.contrib import mask_lengths, mixture
-from gpuir.frontends.onnx.node import Converter, OnnxNode
+from gpuir.frontends.onnx.node import Converter, OnnxNode, Results
 from gpuir.frontends.onnx.quant import (
     Blocks,
     dequantize,
@@ -43,7 +43,6 @@ from gpuir.ir.graph import Value
 from gpuir.ir.types import DType, TensorType, f4e2m1, i32, u2, u4, u8
 from gpuir.ops import tensor as t
 
-Results = tuple[Value | None, ...]
 PACKED = {4: u4, 2: u2}  # the dtype of numbers packed so many bits each
 
 

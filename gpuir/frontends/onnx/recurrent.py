@@ -8,7 +8,7 @@ import numpy as np
 
 from gpuir.frontends.emit import Emitter
 from gpuir.frontends.idioms import joined, part, pick, transposed
-from gpuir.frontends.onnx.node import Converter, OnnxNode
+from gpuir.frontends.onnx.node import Converter, OnnxNode, Results
 from gpuir.frontends.recurrence import (
     Activation,
     Cell,
@@ -23,8 +23,6 @@ from gpuir.ir.errors import nearest
 from gpuir.ir.graph import Value
 from gpuir.ir.types import TensorType, i64
 from gpuir.ops import tensor as t
-
-Results = tuple[Value | None, ...]
 
 # alpha and beta where the model gives none; an activation takes only those it has
 DEFAULTS: dict[str, tuple[float, ...]] = {

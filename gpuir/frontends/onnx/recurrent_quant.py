@@ -6,13 +6,11 @@ from gpuir.frontends import recurrence
 from gpuir.frontends.emit import Emitter
 from gpuir.frontends.idioms import pick
 from gpuir.frontends.onnx import recurrent
-from gpuir.frontends.onnx.node import Converter, OnnxNode
+from gpuir.frontends.onnx.node import Converter, OnnxNode, Results
 from gpuir.frontends.onnx.quant import dynamic_quantize, matmul_to_float
 from gpuir.ir.graph import Value
 from gpuir.ir.types import TensorType
 from gpuir.ops import tensor as t
-
-Results = tuple[Value | None, ...]
 
 
 def dynamic_quantize_lstm(n: OnnxNode, e: Emitter) -> Results:

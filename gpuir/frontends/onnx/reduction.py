@@ -8,12 +8,10 @@ from math import prod
 from gpuir.frontends.emit import Emitter
 from gpuir.frontends.idioms import along_channels, cast, inverse_root, line, moments, over, reshaped
 from gpuir.frontends.onnx.layout import axes_of
-from gpuir.frontends.onnx.node import Converter, OnnxNode
+from gpuir.frontends.onnx.node import Converter, OnnxNode, Results
 from gpuir.ir.graph import Value
 from gpuir.ir.types import DType, f32, f64, i64
 from gpuir.ops import tensor as t
-
-Results = tuple[Value | None, ...]
 
 
 def at_least_f32(dtype: DType) -> DType:
