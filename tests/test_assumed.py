@@ -111,7 +111,7 @@ def sdpa(work: Work) -> Work:
 def sync_flops() -> float:
     """A head of 72 cells has no kernel for sm_100: strips of 64 rows, steps of 128 keys, and 128
     cells that keys and values are each padded to. Half of the factors are set to 1."""
-    work = sized.attention(1.0, 8.0, 1024.0, 1024.0, 72.0, bf16, stack="trtllm")
+    work = sized.attention(1.0, 8.0, 1024.0, 1024.0, 72.0, bf16, library="trtllm")
     v = sheet(attention.FAMILY, work, B200, **{"compute share": 1.0, "trtllm compute": 1.0})
     product_s = v["products of a step"] - v["shared memory of a step"]
     return 2 * 64 * 128 * (128 + 128) / product_s / B200.clock_hz
@@ -145,7 +145,7 @@ def few_rows() -> float:
 
 
 def mma_sync() -> tuple[float, ...]:
-    work = routing.mixture(64.0, 512.0, 512.0, 2, 8, bf16, weight=i8, stack="marlin")
+    work = routing.mixture(64.0, 512.0, 512.0, 2, 8, bf16, weight=i8, library="marlin")
     found = []
     for target in (A100, H100, B200):
         v = sheet(grouped.FAMILIES["experts marlin f16 converted"], work, target,

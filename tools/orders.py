@@ -95,7 +95,7 @@ def corpus() -> dict[str, Work]:
     for dtype in (f32, f16, bf16, f8e4m3):
         out = bf16 if dtype == f8e4m3 else dtype
         found[f"gemm {dtype.name}"] = sized.gemm(m, n, k, dtype, out=out)
-    found["layer f32"] = sized.gemm(m, n, k, f32, bias=True)
+    found["layer f32"] = sized.gemm(m, n, k, f32, epilogue=("bias",))
     some = m > 1  # a matrix times a vector never runs in TF32 (`passes.math`)
     found["gemm tf32"] = sized.gemm(m[some], n[some], k[some], f32, math=tf32)
     found["gemm f16, lopsided"] = sized.gemm(
@@ -132,7 +132,7 @@ def corpus() -> dict[str, Work]:
     found["encoder f32"] = sized.attention(8.0, 12.0, s, s, 64.0, f32)
     for stack in ("cutlass", "vllm"):
         found[f"experts {stack}"] = routing.mixture(
-            np.array([1.0, 4, 16, 64, 256, 1024, 4096]), 4096.0, 14336.0, 2, 8, bf16, stack=stack
+            np.array([1.0, 4, 16, 64, 256, 1024, 4096]), 4096.0, 14336.0, 2, 8, bf16, library=stack
         )
     return found
 

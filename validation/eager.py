@@ -57,7 +57,7 @@ def products(s: Shapes) -> tuple[Work, ...]:
             return (sized.gemm(s["m"], s["k"], s["n"], dtype, b=s["b"], math=math),)
         case "linear":
             m = s["m"] * s["b"]
-            return (sized.gemm(m, s["k"], s["n"], dtype, bias=True, math=math),)
+            return (sized.gemm(m, s["k"], s["n"], dtype, epilogue=("bias",), math=math),)
         case op:
             raise Unmodelled(f"operator {op} is no product we know")
 

@@ -335,11 +335,11 @@ def attention(share: Share, d: Deployment, part: Part, window: int) -> tuple[Wor
             head,
             bf16,
             kv_heads=kv_heads,
-            kv_dtype=f8e4m3 if d.has_narrow_cache else bf16,
+            cache=f8e4m3 if d.has_narrow_cache else bf16,
             causal=True,
             window=window,
             append=True,
-            stack=d.attention_stack,
+            library=d.attention_stack,
         ),
     )
 
@@ -364,7 +364,7 @@ def latent_attention(share: Share, d: Deployment, part: Part) -> tuple[Work, ...
             causal=True,
             shared=True,
             append=stack != "fa3",
-            stack=stack,
+            library=stack,
         )
         return into, found, sized.gemm(part.tokens, value, latent, bf16, b=heads)
     expand = next(p for p in share.products if p.module == EXPANDING)
@@ -378,7 +378,7 @@ def latent_attention(share: Share, d: Deployment, part: Part) -> tuple[Work, ...
         value=value,
         causal=True,
         append=(latent + rope) / (heads * (key + rope + value)),  # the latent alone
-        stack=stack,
+        library=stack,
     )
     return *product(expand, d, part.tokens), found
 
@@ -410,8 +410,8 @@ def mixture(op: k.Experts, d: Deployment, tokens: Floats) -> Work:
         shards=d.expert_tp,
         ranks=d.expert_ep,
         skew=SKEW,
-        stack=experts_of(d.framework, name, Generation.of(d.target.isa)),
-        block=name == "fp8_block",
+        library=experts_of(d.framework, name, Generation.of(d.target.isa)),
+        scales="block" if name == "fp8_block" else "",
     )
 
 

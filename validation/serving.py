@@ -198,13 +198,13 @@ def _attention(s: Shapes, queries: Number, keys: Number, fresh: bool = False) ->
         s["head_dim"],
         dtype,
         kv_heads=s["kv_heads"],
-        kv_dtype=dtype if fresh else kv,
+        cache=dtype if fresh else kv,
         causal=True,
         window=s["window"],
         out=bf16,
         append=s.words["append"] == "yes",
         paged=True,
-        stack=s.words["stack"],
+        library=s.words["stack"],
     )
 
 
@@ -213,7 +213,7 @@ def encoder(s: Shapes) -> tuple[Work, ...]:
     length, dtype = s["seq_len"], dtype_of(PLAIN, s.words["attn_dtype"], "attention")
     return (
         sized.attention(
-            s["batch"], s["heads"], length, length, s["head_dim"], dtype, stack=s.words["stack"]
+            s["batch"], s["heads"], length, length, s["head_dim"], dtype, library=s.words["stack"]
         ),
     )
 
@@ -343,7 +343,7 @@ def latent_attention(s: Shapes) -> tuple[Work, ...]:
                 causal=True,
                 out=bf16,
                 append=(LATENT + ROPE) / (heads * (2 * HEAD + ROPE)),  # the latent alone
-                stack="" if s.words["padded"] == "yes" else s.words["stack"],
+                library="" if s.words["padded"] == "yes" else s.words["stack"],
             ),
         )
     if s.words["phase"] in ("prefill", "decode"):
@@ -362,12 +362,12 @@ def latent_attention(s: Shapes) -> tuple[Work, ...]:
                 dtype,
                 value=LATENT,
                 kv_heads=one(batch),
-                kv_dtype=kv,
+                cache=kv,
                 causal=True,
                 out=bf16,
                 shared=True,
                 append=s.words["phase"] == "prefill" or s.words["stack"] != "fa3",
-                stack=s.words["stack"],
+                library=s.words["stack"],
             ),
         )
     raise Unmodelled(f"phase {s.words['phase']} is neither prefill nor decode")

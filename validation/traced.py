@@ -123,7 +123,7 @@ def operators(s: Shapes) -> tuple[Work, ...]:
         case "":
             raise Unmodelled(s.words["why"])
         case "linear" | "addmm":
-            return (sized.gemm(m, n, k, f32, bias=True),)
+            return (sized.gemm(m, n, k, f32, epilogue=("bias",)),)
         case "matmul":
             return (sized.gemm(m, n, k, f32, b=b),)
         case "layernorm":

@@ -20,7 +20,7 @@ from gpuir.cost.lookup import drawn
 from gpuir.cost.pixels import threads_of
 from gpuir.cost.routing import mixture
 from gpuir.cost.sheet import Number
-from gpuir.cost.sized import pointwise
+from gpuir.cost.sized import attended, by_sdpa, contracted, pointwise, shape_of
 from gpuir.cost.work import (
     SECTOR_BYTES,
     CellByCell,
@@ -31,7 +31,6 @@ from gpuir.cost.work import (
     Lookup,
     Looped,
     Operand,
-    SdpaCall,
     Staging,
     Windowed,
     Work,
@@ -329,67 +328,46 @@ def _contraction(op: k.Gemm | k.Conv | k.Attention, space: Space) -> Work:
         if not isinstance(op, k.Attention) and 2 <= i < 2 + len(op.weights):
             operand = _of_blocks(operand, space)
         operands.append(operand)
-    extra = _lane_ops(op.epilogue)
-    density, narrow, accumulator_bits, kind = 1.0, False, 32, ""
-    detail: Detail | None = None
-    if isinstance(op, k.Attention):
-        scores = prod(op.q.type.shape[:-1]) * op.k.type.shape[-2]
-        density = density_of(op)
-        products = 2 * scores * (op.q.type.shape[-1] + op.v.type.shape[-1])
-        extra += SOFTMAX_LANE_OPS * scores * density
-        if op.softcap:
-            extra += LANE_OPS["tanh"] * scores * density
-        heads, groups = op.q.type.shape[-3], op.k.type.shape[-3]
-        keys = op.k.type.shape[-2]
-        reach = keys if op.window is None else min(keys, op.window + 1)
-        if op.block:
-            reach = min(keys, op.visited[1] * op.block[1])
-            read = op.visited[2] * op.block[1] / max(groups * prod(op.k.type.shape[:-3]) * keys, 1)
-            operands[1:3] = [replace(o, nbytes=o.nbytes * min(read, 1.0)) for o in operands[1:3]]
-        detail = Heads(
-            head=float(op.q.type.shape[-1]),
-            group=heads / max(groups, 1),
-            kv_heads=float(groups),
-            reach=float(reach),
-            windowed=float(op.window is not None and not op.block),
-            blocked=float(bool(op.block)),
-            call=call_of(op) if op.library == "sdpa" else "",
-        )
-        if op.library == "sdpa":
-            density = 1.0 if is_masked(op) else density
-        else:
-            kind = op.library
-    else:
-        products = op.compute_dtype.multiply_add * space.points
-        kind = _scales(op)
-        if kind != "block scales":  # whose measurements have them in the steps
-            extra += _lane_ops(op.prologue)
-        accumulator_bits = op.acc.bits
-        # A convolution with a few channels a group does not fill a matrix instruction: libraries
-        # run it on the lanes.
-        narrow = isinstance(op, k.Conv) and min(space.dims["n"], space.dims["k"]) < 8
-        if isinstance(op, k.Conv):
-            detail = _window(op)
-        elif op.between is not None:
-            detail = Looped(float(op.between))
-    return Work(
-        kernel=op.name,
-        dims=tuple(space.dims.items()),
-        reduced=space.reduced,
-        operands=tuple(operands),
-        flops=op.flops(),
-        products=products,
-        lane_ops=extra,
-        dtype=op.compute_dtype,
-        pipe="vector" if narrow else "tensor",
-        accumulator_bits=accumulator_bits,
-        density=density,
-        math=op.math,
-        kind=kind,
-        detail=detail,
-        simd_ops=_simd(op.epilogue),
-        form=_conv_form(op) if isinstance(op, k.Conv) else "",
-        beside=_conversions(op) if isinstance(op, k.Conv) else (),
+    of = _attention if isinstance(op, k.Attention) else _product
+    found = of(op, space, operands)  # pyright: ignore[reportArgumentType]
+    own = found.lane_ops + _lane_ops(op.epilogue)
+    return replace(found, flops=op.flops(), lane_ops=own, math=op.math, simd_ops=_simd(op.epilogue))
+
+
+def _product(op: k.Gemm | k.Conv, space: Space, operands: list[Operand]) -> Work:
+    kind = _scales(op)
+    # whose measurements have them in the steps
+    unpacking = 0.0 if kind == "block scales" else _lane_ops(op.prologue)
+    found = contracted(op.name, space.dims, operands, op.compute_dtype, unpacking)
+    found = replace(found, reduced=space.reduced, accumulator_bits=op.acc.bits, kind=kind)
+    if isinstance(op, k.Conv):
+        form = _conv_form(op)
+        return replace(found, detail=_window(op), form=form, beside=_conversions(op))
+    between = None if op.between is None else Looped(float(op.between))
+    return replace(found, detail=between)
+
+
+def _attention(op: k.Attention, space: Space, operands: list[Operand]) -> Work:
+    heads, groups = op.q.type.shape[-3], op.k.type.shape[-3]
+    keys = op.k.type.shape[-2]
+    reach = keys if op.window is None else min(keys, op.window + 1)
+    if op.block:
+        reach = min(keys, op.visited[1] * op.block[1])
+        read = op.visited[2] * op.block[1] / max(groups * prod(op.k.type.shape[:-3]) * keys, 1)
+        operands[1:3] = [replace(o, nbytes=o.nbytes * min(read, 1.0)) for o in operands[1:3]]
+    detail = Heads(
+        head=float(op.q.type.shape[-1]),
+        group=heads / max(groups, 1),
+        kv_heads=float(groups),
+        reach=float(reach),
+        windowed=float(op.window is not None and not op.block),
+        blocked=float(bool(op.block)),
+    )
+    each = SOFTMAX_LANE_OPS + (LANE_OPS["tanh"] if op.softcap else 0.0)
+    density = density_of(op)
+    found = attended(space.dims, operands, op.compute_dtype, detail, density, score_ops=each)
+    return (
+        by_sdpa(found, is_masked(op)) if op.library == "sdpa" else replace(found, kind=op.library)
     )
 
 
@@ -442,17 +420,10 @@ def _conv_form(op: k.Conv) -> str:
 
 
 def _window(op: k.Conv) -> ConvShape:
-    _, _, *extents = op.x.type.shape
-    w = op.w.type.shape
-    return ConvShape(
-        cells=float(prod(extents)),
-        taps=float(prod(w[2:])),
-        widest=float(max(w[2:], default=1)),
-        stride=float(max(op.strides, default=1)),
-        dilation=float(max(op.dilations, default=1)),
-        transposed=op.transposed,
-        library=op.library,
-    )
+    size, window = (tuple(map(float, v.type.shape[2:])) for v in (op.x, op.w))
+    stride, dilation = (float(max(n, default=1)) for n in (op.strides, op.dilations))
+    found = shape_of(size, window, stride, dilation, op.transposed)
+    return replace(found, library=op.library)
 
 
 def _experts(op: k.Experts) -> Work:
@@ -469,8 +440,8 @@ def _experts(op: k.Experts) -> Work:
         gated=mix.is_gated,
         ranks=mix.ranks,
         skew=mix.skew,
-        stack=op.library or "cutlass",
-        block=op.compute_dtype.bits == 8 and any(map(is_of_blocks, stored)),
+        library=op.library or "cutlass",
+        scales="block" if op.compute_dtype.bits == 8 and any(map(is_of_blocks, stored)) else "",
         routed=mix.routed,
     )
     x, w, y = work.operands
@@ -505,17 +476,6 @@ def _scales(op: k.Gemm | k.Conv) -> str:
         return "block scales"
     rows = (*op.a.type.shape[:-1], 1)
     return "row scales" if any(v.type.shape == rows for v in op.extra) else ""
-
-
-FLASH_HEAD = 256
-
-
-def call_of(op: k.Attention) -> SdpaCall:
-    """How PyTorch is called for it: see `Heads`."""
-    heads = {op.q.type.shape[-1], op.v.type.shape[-1]}
-    if max(heads) > FLASH_HEAD:
-        return "wide sdpa"
-    return "odd sdpa" if is_masked(op) or len(heads) > 1 else "sdpa"
 
 
 def is_masked(op: k.Attention) -> bool:

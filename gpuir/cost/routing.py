@@ -153,8 +153,9 @@ def mixture(
     shards: Number = 1,
     ranks: Number = 1,
     skew: Number = 0.0,
-    stack: str = "cutlass",
-    block: bool = False,
+    scales: str = "",
+    library: str = "cutlass",
+    math: DType | None = None,
     strays: bool = False,
     routed: bool = False,
     again: bool = False,
@@ -163,8 +164,8 @@ def mixture(
     cells, each to `topk` of `experts`, which are `inter` wide and lie on `ranks` ranks; each expert
     is cut in `shards`, and `gated` by a second matrix.
 
-    `weight` is the dtype the weights are stored in, where that is not what is multiplied; `block`
-    says that scales belong to blocks along k. `skew`: see `shares`. With `strays`, the rank
+    `weight` is the dtype the weights are stored in, where that is not what is multiplied; `scales`
+    of "block" belong to blocks along k. `skew`: see `shares`. With `strays`, the rank
     is given the tokens it has an expert for alone, and computes their rows for other ranks' experts
     too, as one more expert's: so SGLang up to 0.5.10 was measured, on GPUs before Blackwell.
     Where tokens were `routed`, those that have no row on the rank are not there. `again`: as one
@@ -199,7 +200,8 @@ def mixture(
         lane_ops=0.0 * products,
         dtype=dtype,
         pipe="tensor",
-        kind=f"{stack} {scheme_of(dtype, weight, block)}",
+        math=math,
+        kind=f"{library} {scheme_of(dtype, weight, scales == 'block')}",
         novel=stored not in (dtype, *CONVERTED),
         detail=Routed(tokens, sent, into, share, again),
     )

@@ -17,7 +17,7 @@ from gpuir.cost.grouped import measured
 from gpuir.cost.lanes import lane_ops
 from gpuir.cost.products import roles_of
 from gpuir.cost.sheet import Number
-from gpuir.cost.work import ConvShape, Grouped, Heads, Operand, Staging, Work
+from gpuir.cost.work import Operand, Staging, Work
 from gpuir.ir.door import FLAG, TEXT, Kind, many, named, of_type, real, refuse, takes, whole
 from gpuir.ir.errors import UsageError, nearest
 from gpuir.ir.notes import TILE, Cost, Tile
@@ -122,8 +122,7 @@ def kernel(
     """
     if name not in KINDS:
         raise UsageError(f"no kind of kernel has the name {name!r}", fix=nearest(name, KINDS))
-    made = KINDS[name]
-    needed, options = parameters_of(made)
+    needed, options = parameters_of(KINDS[name])
     unknown = [e for e in extents if e not in needed + options]
     missing = [e for e in needed if e not in extents]
     if unknown or missing:
@@ -136,6 +135,7 @@ def kernel(
     given = {e: _value(name, e, value, e in needed) for e, value in extents.items()}
     given = _spread(name, given, needed)
     plain, math = _math(name, dtype, given.pop("math", None), "math" in options)
+    given |= {"math": math} if math is not None else {}
     what = name if name != "rows" else given.get("of", "softmax")
     if plain.is_complex and what in REAL:
         raise UsageError(
@@ -143,8 +143,7 @@ def kernel(
             found=f'dtype="{plain}"',
             fix='dtype="f32"',
         )
-    work = _full(made, plain, given, needed)
-    found = Kernel(name, replace(work, math=math))
+    found = Kernel(name, _full(name, plain, given, needed))
     return found if target is None else costed(found, target, tile)
 
 
@@ -317,7 +316,7 @@ def _math(kind: str, dtype: str | DType, math: Any, products: bool) -> tuple[DTy
     return plain, tf32
 
 
-def _full(made: Made, dtype: DType, given: Mapping[str, Any], needed: tuple[str, ...]) -> Work:
+def _full(kind: str, dtype: DType, given: Mapping[str, Any], needed: tuple[str, ...]) -> Work:
     """The work of a kernel; where an extent is 0, that of a launch that does nothing."""
     extents = {name: given[name] for name in given if name in (*needed, "b")}
     empty: Any = False
@@ -325,7 +324,7 @@ def _full(made: Made, dtype: DType, given: Mapping[str, Any], needed: tuple[str,
         for n in _axes(value):
             empty = empty | np.less(n, 1)
     if not np.any(empty):
-        return made(dtype=dtype, **given)
+        return _made(kind, dtype, given)
 
     def one(n: Any) -> Any:
         if isinstance(n, tuple):
@@ -333,7 +332,7 @@ def _full(made: Made, dtype: DType, given: Mapping[str, Any], needed: tuple[str,
         return np.where(empty, 1.0, n) if np.ndim(empty) else 1.0
 
     rest = {name: n for name, n in given.items() if np.ndim(empty) or name not in PARTED}
-    work = made(dtype=dtype, **rest | {name: one(n) for name, n in extents.items()})
+    work = _made(kind, dtype, rest | {name: one(n) for name, n in extents.items()})
 
     def none(n: Number) -> Number:
         return np.where(empty, 0.0, n) if np.ndim(empty) else 0.0
@@ -374,255 +373,104 @@ def _check_parts(kind: str, of: str, whole: Number, parts: str, by: Number, divi
 # ---------------------------------------------------------------------------- kinds
 
 
-def _gemm(
-    *,
-    m: Number,
-    n: Number,
-    k: Number,
-    dtype: DType,
-    b: Number = 1,
-    layout: str = "nn",
-    weight: DType | None = None,
-    out: DType | None = None,
-    epilogue: tuple[str, ...] = (),
-    scales: str = "",
-    group: Number = 0,
-    math: None = None,
-) -> Work:
-    _one_of("gemm", "layout", layout, ("nn", "nt", "tn", "tt"))
-    found = sized.gemm(m, n, k, dtype, b=b, weight=weight, out=out, bias="bias" in epilogue)
-    found = _finished(found, "gemm", epilogue, b * m * n)
-    operands = list(found.operands)
-    for i, letter in enumerate(layout):
-        if letter == "t":
-            batch, outer, inner = operands[i].dims
-            operands[i] = replace(operands[i], dims=(batch, inner, outer))
-    if np.any(np.greater(group, 0)):
-        each = np.where(np.greater(group, 0), SCALE_BYTES / np.maximum(group, 1), 0.0) + 0.0
-        scale = each if np.ndim(each) else float(each)
-        operands.insert(2, Operand(("b", "k", "n"), scale, b * n * k * scale, "staged"))
-    return replace(found, operands=tuple(operands), kind=_scaled("gemm", scales, ("row", "block")))
-
-
-SCALE_BYTES = 2.0  # of a scale that cells of a weight share: f16 (GPTQ, AWQ, ONNX MatMulNBits)
-
-
-def _finished(found: Work, kind: str, epilogue: tuple[str, ...], cells: Number) -> Work:
-    """A product with functions of its result."""
-    fns = [fn for fn in epilogue if fn != "bias"]
-    for fn in fns:
-        if fn not in SCALARS:
-            raise UsageError(
-                f"gpuir.kernel({kind!r}): no epilogue {fn!r}", fix=nearest(fn, [*SCALARS, "bias"])
-            )
-    ops = cells * sum(lane_ops(fn, found.dtype) for fn in fns)
-    return replace(found, lane_ops=found.lane_ops + ops, flops=found.flops + ops)
-
-
-def _scaled(kind: str, scales: str, known: tuple[str, ...]) -> str:
-    """What a product whose operands have scales is called."""
-    _one_of(kind, "scales", scales, ("", *known))
-    return f"{scales} scales" if scales else ""
-
-
-def _conv(
-    *,
-    batch: Number,
-    channels: Number,
-    size: Number | tuple[Number, ...],
-    filters: Number,
-    window: Number | tuple[Number, ...],
-    dtype: DType,
-    stride: Number = 1,
-    dilation: Number = 1,
-    padding: Number = 0,
-    groups: Number = 1,
-    transposed: bool = False,
-    epilogue: tuple[str, ...] = (),
-    library: str = "",
-    math: None = None,
-) -> Work:
-    _one_of("conv", "library", library, CONV_LIBRARIES)
-    tuples = [_axes(x) for x in (size, window) if isinstance(x, tuple)]
-    axes = max(map(len, tuples), default=2)
-    sizes, windows = (_axes(x) * (1 if isinstance(x, tuple) else axes) for x in (size, window))
-    if len(sizes) != len(windows):
-        raise UsageError(
-            "gpuir.kernel('conv'): size and window have different numbers of axes",
-            found=f"size={size}, window={window}",
-            fix="give both as many numbers, or one for all axes",
-        )
-    for of, parted in (("channels", channels), ("filters", filters)):
-        _check_parts("conv", of, parted, "groups", groups, True)
-    if not transposed:
-        for n, taps in zip(sizes, windows, strict=True):
-            padded, reach = n + 2 * padding, dilation * (taps - 1) + 1
-            _check_parts("conv", "size with its padding", padded, "window", reach, False)
-    found = sized.conv(
-        batch, channels, sizes, filters, windows, dtype, stride=stride, dilation=dilation,
-        padding=padding, groups=groups, transposed=transposed,
-    )  # fmt: skip
-    cells = found.operands[-1].nbytes / found.operands[-1].cell_bytes
-    found = _finished(found, "conv", epilogue, cells)
-    if "bias" in epilogue:
-        cell = dtype.bits / 8
-        bias = Operand(("n",), cell, filters * cell, "streamed")
-        found = replace(
-            found,
-            operands=(*found.operands[:-1], bias, found.operands[-1]),
-            lane_ops=found.lane_ops + cells,
-            flops=found.flops + cells,
-        )
-    return replace(found, detail=replace(found.detail_as(ConvShape), library=library))
-
-
-FLASH_HEAD = 256  # cells: wider heads neither FlashAttention nor cuDNN takes (`cost.work.Heads`)
-
-
-def _attention(
-    *,
-    batch: Number,
-    heads: Number,
-    queries: Number,
-    keys: Number,
-    head: Number,
-    dtype: DType,
-    value: Number | None = None,
-    kv_heads: Number | None = None,
-    causal: bool = False,
-    window: Number = 0,
-    cache: DType | None = None,
-    out: DType | None = None,
-    shared: bool = False,
-    append: bool = False,
-    paged: bool = False,
-    library: str = "",
-    math: None = None,
-) -> Work:
-    _one_of("attention", "library", library, LIBRARIES)
-    if kv_heads is not None:
-        _check_parts("attention", "heads", heads, "kv_heads", kv_heads, True)
-    sdpa = library == "sdpa"
-    found = sized.attention(
-        batch, heads, queries, keys, head, dtype, value=value, kv_heads=kv_heads, causal=causal,
-        window=window, kv_dtype=cache, out=out, shared=shared, append=append, paged=paged,
-        stack="" if sdpa else library,
-    )  # fmt: skip
-    if not sdpa:
-        return found
-    widest = np.max(np.maximum(head, head if value is None else value))
-    apart = value is not None and bool(np.any(np.not_equal(head, value)))
-    past = causal and bool(np.any(np.not_equal(queries, keys) & np.greater(queries, 1)))
-    masked = bool(np.any(np.greater(window, 0))) or past
-    call = "wide sdpa" if widest > FLASH_HEAD else "odd sdpa" if masked or apart else "sdpa"
-    detail = replace(found.detail_as(Heads), call=call)
-    return replace(found, detail=detail, density=1.0 if masked else found.density)
-
-
-def _rows(
-    *, rows: Number, columns: Number, dtype: DType, of: str = "softmax", parameters: int = 0
-) -> Work:
-    _one_of("rows", "of", of, ("softmax", "norm", "rms", "sum", "scan"))
-    return sized.rows(rows, columns, dtype, of, parameters=parameters)
-
-
 def _map(
-    *,
     cells: Number,
     dtype: DType,
+    *,
     inputs: int = 1,
     fn: str = "add",
     out: DType | None = None,
     of: str = "",
 ) -> Work:
-    if fn not in SCALARS:
-        raise UsageError(f"gpuir.kernel('map'): no function {fn!r}", fix=nearest(fn, SCALARS))
-    _one_of("map", "of", of, ("", "copy", "transpose", "quantise"))
     reads = [dtype] * inputs
     if not of:
         return sized.mapped(fn, cells, reads, out or dtype)
     return sized.pointwise(cells, reads, (out or dtype,), ops=lane_ops(fn, dtype), kind=of)
 
 
-def _experts(
-    *,
-    tokens: Number,
-    hidden: Number,
-    inter: Number,
-    topk: Number,
-    experts: Number,
-    dtype: DType,
-    weight: DType | None = None,
-    gated: bool = True,
-    skew: Number = 0.0,
-    ranks: Number = 1,
-    shards: Number = 1,
-    scales: str = "",
-    library: str = "cutlass",
-    math: None = None,
-) -> Work:
-    _one_of("experts", "library", library, tuple(dict.fromkeys(e.library for e in measured())))
-    _one_of("experts", "scales", scales, ("", "block"))
-    _check_parts("experts", "experts", experts, "topk", topk, False)
-    _check_parts("experts", "experts", experts, "ranks", ranks, True)
-    _check_parts("experts", "inter", inter, "shards", shards, True)
-    return routing.mixture(
-        tokens, hidden, inter, topk, experts, dtype, weight=weight, gated=gated, skew=skew,
-        ranks=ranks, shards=shards, block=scales == "block", stack=library,
-    )  # fmt: skip
-
-
-def _grouped(
-    *,
-    rows: Number,
-    n: Number,
-    k: Number,
-    groups: Number,
-    dtype: DType,
-    weight: DType | None = None,
-    out: DType | None = None,
-    scales: str = "",
-    math: None = None,
-) -> Work:
-    found = sized.gemm(rows / groups, n, k, dtype, b=groups, weight=weight, out=out)
-    active = 1 - np.exp(-rows / groups)
-    operands = list(found.operands)
-    lies = ("b", "n", "k")  # as vLLM's fused_moe.py has weights: "with shape (E, N, K)"
-    operands[1] = replace(operands[1], dims=lies, nbytes=operands[1].nbytes * active)
-    return replace(
-        found,
-        operands=tuple(operands),
-        detail=Grouped(active),
-        kind=_scaled("grouped", scales, ("row", "block")),
-    )
-
-
-def _gather(*, rows: Number, width: Number, table: Number, dtype: DType, bag: Number = 1) -> Work:
-    return sized.gather(rows, width, dtype, table, bag=bag)
-
-
-def _topk(*, rows: Number, columns: Number, k: Number, dtype: DType) -> Work:
-    _check_parts("topk", "columns", columns, "k", k, False)
-    return sized.top_k(rows, columns, k, dtype)
-
-
 Made = Callable[..., Work]
 KINDS: Mapping[str, Made] = {
-    "gemm": _gemm,
-    "conv": _conv,
-    "attention": _attention,
-    "rows": _rows,
+    "gemm": sized.gemm,
+    "conv": sized.conv,
+    "attention": sized.attention,
+    "rows": sized.rows,
     "map": _map,
-    "experts": _experts,
-    "grouped": _grouped,
-    "gather": _gather,
-    "topk": _topk,
+    "experts": routing.mixture,
+    "grouped": sized.grouped,
+    "gather": sized.gather,
+    "topk": sized.top_k,
 }
+# What is no question of a caller's: the dtype is one of every kind; how a kernel was measured.
+OTHERS = ("dtype", "ops", "strays", "routed", "again")
+
+CHOICES: Mapping[tuple[str, str], Sequence[str]] = {
+    ("gemm", "layout"): ("nn", "nt", "tn", "tt"),
+    ("gemm", "scales"): ("", "row", "block"),
+    ("conv", "library"): CONV_LIBRARIES,
+    ("attention", "library"): LIBRARIES,
+    ("rows", "of"): ("softmax", "norm", "rms", "sum", "scan"),
+    ("map", "of"): ("", "copy", "transpose", "quantise"),
+    ("experts", "library"): tuple(dict.fromkeys(e.library for e in measured())),
+    ("experts", "scales"): ("", "block"),
+    ("grouped", "scales"): ("", "row", "block"),
+}
+# Of two arguments, the first is at least the second, or a multiple of it.
+PARTS: Mapping[str, Sequence[tuple[str, str, bool]]] = {
+    "conv": (("channels", "groups", True), ("filters", "groups", True)),
+    "attention": (("heads", "kv_heads", True),),
+    "experts": (
+        *(("experts", "topk", False), ("experts", "ranks", True)),
+        ("inter", "shards", True),
+    ),
+    "topk": (("columns", "k", False),),
+}
+
+
+def _made(kind: str, dtype: DType, given: Mapping[str, Any]) -> Work:
+    """The work of a kernel, its arguments checked."""
+    for name, value in given.items():
+        if (kind, name) in CHOICES:
+            _one_of(kind, name, value, CHOICES[kind, name])
+    for fn in given.get("epilogue", ()):
+        if fn not in SCALARS and fn != "bias":
+            fix = nearest(fn, [*SCALARS, "bias"])
+            raise UsageError(f"gpuir.kernel({kind!r}): no epilogue {fn!r}", fix=fix)
+    if given.get("fn", "add") not in SCALARS:
+        fix = nearest(given["fn"], SCALARS)
+        raise UsageError(f"gpuir.kernel({kind!r}): no function {given['fn']!r}", fix=fix)
+    for of, parts, divides in PARTS.get(kind, ()):
+        if parts in given:
+            _check_parts(kind, of, given[of], parts, given[parts], divides)
+    if kind == "conv":
+        _check_windows(**given)
+    return KINDS[kind](dtype=dtype, **given)
+
+
+def _check_windows(
+    *,
+    size: Any,
+    window: Any,
+    dilation: Number = 1,
+    padding: Number = 0,
+    transposed: bool = False,
+    **others: Any,
+) -> None:
+    """UsageError where images and windows have other numbers of axes, or a window is larger."""
+    sizes, windows = sized.axes_of(size, window)
+    if len(sizes) != len(windows):
+        raise UsageError(
+            "gpuir.kernel('conv'): size and window have different numbers of axes",
+            found=f"size={size}, window={window}",
+            fix="give both as many numbers, or one for all axes",
+        )
+    for n, taps in zip(sizes, windows, strict=True) if not transposed else ():
+        padded, reach = n + 2 * padding, dilation * (taps - 1) + 1
+        _check_parts("conv", "size with its padding", padded, "window", reach, False)
 
 
 def parameters_of(made: Made) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """The extents that a kind needs, and what may be said besides."""
-    known = {n: p for n, p in signature(made).parameters.items() if n != "dtype"}
+    known = {n: p for n, p in signature(made).parameters.items() if n not in OTHERS}
     needed = tuple(n for n, p in known.items() if p.default is Parameter.empty)
     return needed, tuple(n for n in known if n not in needed)
 

@@ -94,7 +94,7 @@ def test_long_prompts_are_near_the_peak_and_long_caches_near_the_bandwidth(gpu):
 
 @pytest.mark.parametrize("gpu", GPUS)
 def test_narrow_caches_take_less_time(gpu):
-    wide, narrow = cached(64, 32, 8192), cached(64, 32, 8192, kv_dtype=f8e4m3)
+    wide, narrow = cached(64, 32, 8192), cached(64, 32, 8192, cache=f8e4m3)
     assert 0.4 < seconds(narrow, gpu) / seconds(wide, gpu) < 0.7
 
 
@@ -106,10 +106,10 @@ def test_few_long_caches_are_split_over_the_device():
 def test_writing_the_cache_costs_and_a_library_is_one_of_those_known():
     gpu = "h100-sxm-80gb"
     assert seconds(prompt(8, 32, 1024, append=True), gpu) > seconds(prompt(8, 32, 1024), gpu)
-    times = {stack: seconds(prompt(8, 32, 4096, stack=stack), gpu) for stack in ("", "trtllm")}
+    times = {stack: seconds(prompt(8, 32, 4096, library=stack), gpu) for stack in ("", "trtllm")}
     assert 0.6 < times["trtllm"] / times[""] < 1.6
     with pytest.raises(KeyError):
-        seconds(prompt(8, 32, 4096, stack="mine"), gpu)
+        seconds(prompt(8, 32, 4096, library="mine"), gpu)
 
 
 @given(st.integers(1, 400), st.integers(1, 300), st.sampled_from([108, 132, 216]))
@@ -142,7 +142,7 @@ def test_flash_attention_takes_the_fewest_splits_that_fill_waves_nearly_as_well_
 def test_tensorrt_llm_takes_xqa_where_a_fourth_of_the_sms_gets_a_block(
     gpu, batch, keys, kv_heads, split
 ):
-    kernel = cached(batch, 32, keys, kv_heads=kv_heads, stack="trtllm")
+    kernel = cached(batch, 32, keys, kv_heads=kv_heads, library="trtllm")
     target = load_target(gpu)
     found = strips.ran(kernel, target, np)
     assert (float(found.xqa[0]), float(found.lanes[0])) == ((0, 1) if split is None else (1, 0))
@@ -156,7 +156,7 @@ def test_flash_attention_2_splits_and_turns_only_heads_that_share_keys_of_pages(
     assert float(choose(own, a100).split[0]) > 8
     assert float(choose(cached(1, 8, 65536, paged=True), a100).split[0]) == 1
     assert float(choose(shared, a100).split[0]) > 8
-    newer = cached(1, 8, 65536, stack="fa3")
+    newer = cached(1, 8, 65536, library="fa3")
     assert float(choose(newer, a100).split[0]) > 8
     short = [cached(4, 64, 128, kv_heads=n) for n in (1, 8)]
     assert seconds(short[1], "a100-sxm-80gb") - seconds(short[0], "a100-sxm-80gb") > a100.launch_s
@@ -178,7 +178,7 @@ def test_blackwell_takes_few_heads_of_a_latent_where_walks_are_short(heads, keys
 
 def test_heads_that_no_generated_kernel_has_are_slow_on_blackwell():
     def times(head):
-        kernel = sized.attention(*arrays(8, 16, 4096, 4096, head), bf16, stack="trtllm")
+        kernel = sized.attention(*arrays(8, 16, 4096, 4096, head), bf16, library="trtllm")
         return seconds(kernel, "b200-sxm-180gb")
 
     assert times(72) > 3 * times(80) > 3 * times(64)
@@ -250,7 +250,7 @@ def test_triton_repeats_products_of_warps_that_have_no_rows():
     """Heads of 80 take eight warps for 64 rows, heads of 64 four: SGLang, prefill_attention.py."""
 
     def times(head, stack):
-        kernel = sized.attention(*arrays(1, 32, 4096, 4096, head), bf16, stack=stack)
+        kernel = sized.attention(*arrays(1, 32, 4096, 4096, head), bf16, library=stack)
         return seconds(kernel, "l40s")
 
     assert times(80, "triton") / times(64, "triton") > 2 > times(80, "") / times(64, "")
@@ -259,8 +259,10 @@ def test_triton_repeats_products_of_warps_that_have_no_rows():
 def test_a_window_hides_products_of_triton_and_not_their_steps():
     def share(stack):
         window = np.array([128.0])
-        narrow = prompt(4, 32, 8192, head=64, stack=stack, window=window)
-        return seconds(narrow, "l40s") / seconds(prompt(4, 32, 8192, head=64, stack=stack), "l40s")
+        narrow = prompt(4, 32, 8192, head=64, library=stack, window=window)
+        return seconds(narrow, "l40s") / seconds(
+            prompt(4, 32, 8192, head=64, library=stack), "l40s"
+        )
 
     assert share("triton") > 2 * share("unified")
 
@@ -268,8 +270,7 @@ def test_a_window_hides_products_of_triton_and_not_their_steps():
 def test_narrow_caches_of_flashinfer_are_widened_on_the_lanes():
     def share(stack):
         wide, narrow = (
-            cached(16, 32, 1024, kv_heads=8, kv_dtype=dtype, stack=stack)
-            for dtype in (bf16, f8e4m3)
+            cached(16, 32, 1024, kv_heads=8, cache=dtype, library=stack) for dtype in (bf16, f8e4m3)
         )
         return seconds(narrow, "l40s") / seconds(wide, "l40s")
 

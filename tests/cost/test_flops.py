@@ -33,7 +33,7 @@ def works() -> dict[str, Work]:
     def few(most: int) -> Number:
         return rng.integers(1, most, ROWS).astype(float)
 
-    found = {f"{d} gemm": sized.gemm(draw(), draw(), draw(), d, bias=True) for d in MATRIX}
+    found = {f"{d} gemm": sized.gemm(draw(), draw(), draw(), d, epilogue=("bias",)) for d in MATRIX}
     found |= {f"{d} in tf32": sized.gemm(draw(), draw(), draw(), d, math=tf32) for d in (f32, c64)}
     for d in LANES:
         found[f"{d} bmm"] = sized.gemm(few(200), few(200), few(200), d, b=few(2000))

@@ -79,9 +79,11 @@ def test_tokens_that_were_not_routed_here_are_no_work():
 
 def test_families():
     assert grouped.family_of(moe(1)).name == "experts cutlass f16"
-    assert grouped.family_of(moe(1, dtype=f8e4m3, block=True)).name == "experts cutlass f8 block"
+    assert (
+        grouped.family_of(moe(1, dtype=f8e4m3, scales="block")).name == "experts cutlass f8 block"
+    )
     assert grouped.family_of(moe(1, weight=f4e2m1)).name == "experts cutlass f16 converted"
-    never_measured = moe(1, stack="deepgemm")
+    never_measured = moe(1, library="deepgemm")
     assert grouped.family_of(never_measured).name == "experts cutlass f16"
 
 
@@ -226,7 +228,7 @@ def test_marlin_keeps_to_mma_sync():
     found: list[float] = []
     for name, share in (("a100-sxm-80gb", 1.0), ("h100-sxm-80gb", 0.629), ("b200", 0.629 / 2)):
         target = load_target(name)
-        work = moe(16384, experts=8, topk=2, weight=i4, stack="marlin")
+        work = moe(16384, experts=8, topk=2, weight=i4, library="marlin")
         free = {"joule share": 0.0, "tail": 0.0, "fill": 0.0, "depth": 0.0, "feed share": 3.0}
         p = {f.name: f.value for f in grouped.family_of(work).factors} | free
         family = grouped.family_of(work)
@@ -254,7 +256,7 @@ def test_fused_products_move_fewer_rows():
     target = load_target("b200")
     moved: dict[str, float] = {}
     for stack in ("cutlass", "trtllm"):
-        s, work = Sheet(), moe(4096, stack=stack)
+        s, work = Sheet(), moe(4096, library=stack)
         family = grouped.family_of(work)
         p = {f.name: f.value for f in family.factors}
         family.seconds(s, work, family.choose(work, target, p), target, p)

@@ -34,19 +34,19 @@ def tile(kernel, gpu):
         ("l40s", 64, {"paged": True}, (64, 256, 4)),
         ("l40s", 128, {"paged": True}, (64, 128, 4)),
         # fmha_v2: tiled on sm_80, of few keys on sm_89, of 8 bits never
-        ("a100", 128, {"stack": "trtllm"}, (64, 128, 4)),
-        ("l40s", 128, {"stack": "trtllm"}, (64, 32, 4)),
-        ("l40s", 256, {"stack": "trtllm"}, (64, 128, 4)),
-        ("l40s", 64, {"stack": "trtllm", "dtype": f8e4m3}, (128, 128, 4)),
+        ("a100", 128, {"library": "trtllm"}, (64, 128, 4)),
+        ("l40s", 128, {"library": "trtllm"}, (64, 32, 4)),
+        ("l40s", 256, {"library": "trtllm"}, (64, 128, 4)),
+        ("l40s", 64, {"library": "trtllm", "dtype": f8e4m3}, (128, 128, 4)),
         # FlashInfer: two blocks an SM, of 102,400 bytes and 163,840
-        ("l40s", 128, {"stack": "flashinfer"}, (128, 32, 4)),
-        ("a100", 128, {"stack": "flashinfer"}, (128, 64, 4)),
+        ("l40s", 128, {"library": "flashinfer"}, (128, 32, 4)),
+        ("a100", 128, {"library": "flashinfer"}, (128, 64, 4)),
         # extend_attention.py and prefill_attention.py
-        ("l40s", 64, {"stack": "triton"}, (64, 128, 4)),
-        ("l40s", 192, {"stack": "triton"}, (64, 64, 8)),
-        ("l40s", 64, {"stack": "triton", "causal": False}, (64, 64, 4)),
-        ("h100", 128, {"stack": "triton"}, (128, 64, 8)),
-        ("b200", 128, {"stack": "triton"}, (64, 64, 8)),
+        ("l40s", 64, {"library": "triton"}, (64, 128, 4)),
+        ("l40s", 192, {"library": "triton"}, (64, 64, 8)),
+        ("l40s", 64, {"library": "triton", "causal": False}, (64, 64, 4)),
+        ("h100", 128, {"library": "triton"}, (128, 64, 8)),
+        ("b200", 128, {"library": "triton"}, (64, 64, 8)),
     ],
 )
 def test_tiles_of_prompts(gpu, head, how, wanted):
@@ -60,8 +60,8 @@ def test_tiles_of_prompts(gpu, head, how, wanted):
         ("a100", {"window": np.array([64.0])}, 0),  # flash_api.cpp, seqlenq_ngroups_swapped
         ("a100", {"window": np.array([9999.0])}, 0),  # of more keys than there are, too
         ("h100", {"window": np.array([64.0])}, 1),
-        ("l40s", {"stack": "flashinfer", "window": np.array([64.0])}, 1),
-        ("l40s", {"stack": "unified"}, 1),
+        ("l40s", {"library": "flashinfer", "window": np.array([64.0])}, 1),
+        ("l40s", {"library": "unified"}, 1),
     ],
 )
 def test_one_query_packs_the_heads_that_share_keys(gpu, how, packed):
@@ -70,7 +70,7 @@ def test_one_query_packs_the_heads_that_share_keys(gpu, how, packed):
 
 
 def test_flashinfer_has_kernels_of_its_own_before_sm_90_alone():
-    kernel = attention(1, 4096, 128, stack="flashinfer")
+    kernel = attention(1, 4096, 128, library="flashinfer")
     libraries = [strips.library(kernel, load_target(gpu)) for gpu in ("l40s", "a100", "h100")]
     assert libraries == ["flashinfer", "flashinfer", ""]
     assert tile(kernel, "h100") == tile(attention(1, 4096, 128), "h100")
@@ -78,7 +78,7 @@ def test_flashinfer_has_kernels_of_its_own_before_sm_90_alone():
 
 def test_flashinfer_splits_until_two_blocks_an_sm_are_at_work():
     def split(keys, kv_heads):
-        kernel = attention(1, keys, 128, kv_heads=kv_heads, stack="flashinfer")
+        kernel = attention(1, keys, 128, kv_heads=kv_heads, library="flashinfer")
         return float(choose(kernel, load_target("l40s")).split[0])
 
     assert split(65536, 8) == 35  # 284 blocks of 8 heads
@@ -89,7 +89,7 @@ def test_flashinfer_splits_until_two_blocks_an_sm_are_at_work():
 def test_vllm_splits_one_query_in_sixteen_where_heads_are_few():
     def split(batch):
         numbers = [np.array([float(n)]) for n in (batch, 32, 1, 65536, 128)]
-        kernel = sized.attention(*numbers, bf16, kv_heads=np.array([8.0]), stack="unified")
+        kernel = sized.attention(*numbers, bf16, kv_heads=np.array([8.0]), library="unified")
         return float(choose(kernel, load_target("l40s")).split[0])
 
     assert (split(1), split(16), split(17)) == (16, 16, 1)
@@ -97,7 +97,7 @@ def test_vllm_splits_one_query_in_sixteen_where_heads_are_few():
 
 def test_tensorrt_llm_splits_no_narrow_cache_on_sm_89():
     def split(gpu, kv_dtype):
-        kernel = attention(1, 65536, 128, kv_dtype=kv_dtype, stack="trtllm")
+        kernel = attention(1, 65536, 128, cache=kv_dtype, library="trtllm")
         return float(choose(kernel, load_target(gpu)).split[0])
 
     assert split("l40s", f8e4m3) == 1 < split("l40s", bf16)

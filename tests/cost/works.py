@@ -34,7 +34,7 @@ KINDS: dict[str, Kind] = {
     "f32 gemm": Kind(lambda m, n, k: sized.gemm(m, n, k, f32), (EXTENT,) * 3),
     "f32 bmm": Kind(lambda b, m, n, k: sized.gemm(m, n, k, f32, b=b), (FEW, *(EXTENT,) * 3)),
     "tf32 gemm": Kind(lambda m, n, k: sized.gemm(m, n, k, f32, math=tf32), (EXTENT,) * 3),
-    "f16 gemm": Kind(lambda m, n, k: sized.gemm(m, n, k, f16, bias=True), (EXTENT,) * 3),
+    "f16 gemm": Kind(lambda m, n, k: sized.gemm(m, n, k, f16, epilogue=("bias",)), (EXTENT,) * 3),
     "f16 bmm": Kind(lambda b, m, n, k: sized.gemm(m, n, k, f16, b=b), (FEW, *(EXTENT,) * 3)),
     "f8 gemm": Kind(lambda m, n, k: sized.gemm(m, n, k, f8e4m3, out=bf16), (EXTENT,) * 3),
     "i8 weights": Kind(lambda m, n, k: sized.gemm(m, n, k, f16, weight=i8), (EXTENT,) * 3),
@@ -71,7 +71,7 @@ KINDS: dict[str, Kind] = {
     "gather": Kind(lambda n, m, t: sized.gather(n, m, f32, t), (EXTENT, EXTENT, EXTENT)),
     **{
         f"moe {stack}": Kind(
-            lambda m, h, stack=stack: routing.mixture(m, 64 * h, 128, 2, 8, bf16, stack=stack),
+            lambda m, h, stack=stack: routing.mixture(m, 64 * h, 128, 2, 8, bf16, library=stack),
             (EXTENT, FEW),
         )
         for stack in ("cutlass", "sglang", "trtllm")
