@@ -20,7 +20,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from gpuir.fit.batch import Batch
+from gpuir.fit.batch import MeasuredBatch
 from gpuir.fit.columns import Floats
 from gpuir.fit.score import forecast
 from validation.readers import read_table
@@ -53,7 +53,7 @@ GPUS = {
 PRECISIONS = {"bf16": "TST", "f16": "HSH"}
 
 
-def peer_seconds(batch: Batch) -> Floats:
+def peer_seconds(batch: MeasuredBatch) -> Floats:
     """What the peer predicts of each row of a batch of products."""
     peer: Any = import_module(PEER)
     interface = peer.NvMatmulHeuristicsInterfaceEx(
@@ -74,7 +74,7 @@ def peer_seconds(batch: Batch) -> Floats:
     return np.array(times)
 
 
-def is_plain_product(batch: Batch) -> bool:
+def is_plain_product(batch: MeasuredBatch) -> bool:
     works = batch.works
     return (
         len(works) == 1

@@ -301,13 +301,13 @@ def bold() -> float:
 
 def line(extent: int) -> loops.Statement:
     """A loop over cells of 4 bytes in a row."""
-    cells = loops.Access("x", "", 4.0, (((1, "i"),),), (1,))
-    return loops.Statement("s", (loops.Loop("i", extent),), {"i": "i"}, frozenset(), (cells,))
+    cells = loops.BufferAccess("x", "", 4.0, (((1, "i"),),), (1,))
+    return loops.Statement("s", (loops.NestLoop("i", extent),), {"i": "i"}, frozenset(), (cells,))
 
 
 def words() -> float:
     """Instructions a cell of a loop of 16 that LLVM makes vectors of 8 of."""
-    return loops._words(loops.Statement("s", (loops.Loop("i", 16),), {}, frozenset(), ()), 8)
+    return loops._words(loops.Statement("s", (loops.NestLoop("i", 16),), {}, frozenset(), ()), 8)
 
 
 def learned() -> tuple[float, ...]:

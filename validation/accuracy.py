@@ -29,7 +29,7 @@ import numpy as np
 from gpuir.cost.families import family_of
 from gpuir.cost.learned import Model
 from gpuir.fit.backtest import Backtests, halves, leave_one_out, misses, with_intervals
-from gpuir.fit.batch import Batch
+from gpuir.fit.batch import MeasuredBatch
 from gpuir.fit.calibrate import calibration
 from gpuir.fit.learn import fitted, usable
 from gpuir.fit.score import drawn, forecast, tile_score
@@ -47,10 +47,10 @@ class Goal:
     title: str
     at_most: float | None
     published: float | None
-    holds: Callable[[Batch], bool]
+    holds: Callable[[MeasuredBatch], bool]
 
 
-def _family(batch: Batch) -> str:
+def _family(batch: MeasuredBatch) -> str:
     return family_of(batch.works[-1], batch.target).name
 
 
@@ -101,7 +101,7 @@ class Rows:
         return 100 * np.abs(self.roof - self.real) / self.real
 
 
-def predicted(batches: Iterable[Batch], models: Mapping[str, Model]) -> list[Rows]:
+def predicted(batches: Iterable[MeasuredBatch], models: Mapping[str, Model]) -> list[Rows]:
     """Each batch's rows that tell of the GPU, predicted by the model of its GPU."""
     rows: list[Rows] = []
     for batch in batches:
@@ -249,7 +249,7 @@ last two columns are mean errors, with the predicted tile and with the library's
 """
 
 
-def tile_choice(batches: Iterable[Batch], models: Mapping[str, Model]) -> str:
+def tile_choice(batches: Iterable[MeasuredBatch], models: Mapping[str, Model]) -> str:
     """How often the predicted tile is the library's, and what that is worth."""
     lines = [
         "| GPU | operator | rows | tile right | tile and split right | error, predicted tile "
@@ -313,7 +313,7 @@ def main() -> None:
     say(f"{sum(map(len, whole)):,} rows")
     models = leave_one_out(whole, seed=given.seed, watch=say)  # as `gpuir fit` leaves them out
     draw = np.random.default_rng(given.seed)
-    batches: list[Batch] = []
+    batches: list[MeasuredBatch] = []
     for batch in whole:
         rows = np.sort(draw.permutation(len(batch))[: given.rows])
         batches.append(batch.take(rows) if len(rows) < len(batch) else batch)
@@ -367,7 +367,7 @@ from the errors of the other GPUs. One for a known GPU comes from the other half
 """
 
 
-def known_errors(first: list[Batch], second: list[Batch], seed: int) -> list[Rows]:
+def known_errors(first: list[MeasuredBatch], second: list[MeasuredBatch], seed: int) -> list[Rows]:
     """One half of the shapes by a model fitted to the other, and the other way round. Intervals
     come from the half that is not predicted."""
     sides = [usable(side, seed) for side in (first, second)]

@@ -20,7 +20,7 @@ import numpy as np
 
 from gpuir.files import read_json
 from gpuir.fit.columns import Floats, TableFile, count_of
-from gpuir.fit.score import ALL, Group, Score, Scores, row_errors
+from gpuir.fit.score import ALL, Score, ScoredRows, Scores, row_errors
 from gpuir.fit.tables import target_of
 from gpuir.ir.errors import GpuirError
 from gpuir.simulate.parallel import Parallel
@@ -229,8 +229,8 @@ def seconds(asked: Simulation) -> Floats:
 
 def score(forecasts: Iterable[Forecast], file: str) -> Scores:
     """Errors of prompts, of tokens and of whole batches: by model, engine, GPU and ranks."""
-    groups: dict[Group, list[Floats]] = {}
-    totals: dict[Group, list[Floats]] = {}
+    groups: dict[ScoredRows, list[Floats]] = {}
+    totals: dict[ScoredRows, list[Floats]] = {}
     for f in forecasts:
         case = f.case
         by = (("model", case.model), ("engine", case.engine), ("ranks", ranks_of(case)))
@@ -239,12 +239,12 @@ def score(forecasts: Iterable[Forecast], file: str) -> Scores:
             if not np.isfinite(measured):
                 continue
             row = np.array([measured, *getattr(f, f"{op}_s"), np.nan, np.nan])
-            one = Group(file, op, case.device, case.config["dtype"], case.target, by)
+            one = ScoredRows(file, op, case.device, case.config["dtype"], case.target, by)
             groups.setdefault(one, []).append(row)
             several = "several GPUs" if case.tp * case.pp > 1 else "one GPU"
             for ranks in (several, ALL):
                 every = (("model", ALL), ("engine", ALL), ("ranks", ranks))
-                totals.setdefault(Group(file, op, ALL, ALL, ALL, every), []).append(row)
+                totals.setdefault(ScoredRows(file, op, ALL, ALL, ALL, every), []).append(row)
     return Scores(groups=_scores(groups), totals=_scores(totals))
 
 
@@ -252,7 +252,7 @@ def ranks_of(case: Case) -> str:
     return f"tp{case.tp}" + (f" pp{case.pp}" if case.pp > 1 else "")
 
 
-def _scores(rows: Mapping[Group, list[Floats]]) -> tuple[Score, ...]:
+def _scores(rows: Mapping[ScoredRows, list[Floats]]) -> tuple[Score, ...]:
     return tuple(
         Score(group, row_errors(np.stack(found, axis=1)), {})
         for group, found in sorted(rows.items())

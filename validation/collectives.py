@@ -19,7 +19,7 @@ from validation import commands
 if TYPE_CHECKING:
     from gpuir.backends.terminal import Layout, Page
     from gpuir.cost.kriging import Field
-    from gpuir.fit.collectives import Picked, Series, Table
+    from gpuir.fit.collectives import CollectiveSeries, CollectiveTable, Picked
 
 PROTOCOLS = ("sizes", "ranks", "systems")
 TITLES = {
@@ -63,7 +63,7 @@ class Errors:
 class Scored:
     """Rows of a series with their errors."""
 
-    series: Series
+    series: CollectiveSeries
     error: Any
     inside: Any
     noisy: Any
@@ -130,7 +130,7 @@ def _errors(
 # ---- protocols --------------------------------------------------------------------------------
 
 
-def run(protocol: str, series: Sequence[Series], field: Field) -> list[Picked]:
+def run(protocol: str, series: Sequence[CollectiveSeries], field: Field) -> list[Picked]:
     from gpuir.fit import collectives as fit
 
     ways: Mapping[str, Callable[[], list[Picked]]] = {
@@ -163,7 +163,7 @@ def rows(picked: Sequence[Picked]) -> Iterator[commands.Row]:
 FAMILIAR = {"sizes": "size", "ranks": "ranks", "systems": "system"}
 
 
-def fitted(series: Sequence[Series], out: Path) -> None:
+def fitted(series: Sequence[CollectiveSeries], out: Path) -> None:
     """Weights fitted to all rows, with intervals from the three protocols."""
     from gpuir.cost.kriging import written
     from gpuir.fit import collectives as fit
@@ -179,7 +179,7 @@ def fitted(series: Sequence[Series], out: Path) -> None:
 # ---- writing ----------------------------------------------------------------------------------
 
 
-def json_text(tables: Sequence[Table], scores: Mapping[str, Sequence[Scored]]) -> str:
+def json_text(tables: Sequence[CollectiveTable], scores: Mapping[str, Sequence[Scored]]) -> str:
     """`{"schema", "kind": "collectives", "rows": [...], ...}`: docs/validation/data.md."""
     from gpuir.backends.scores import SCHEMA
     from gpuir.cost.collective import BY
@@ -213,7 +213,9 @@ LEGEND = (
 )
 
 
-def report(tables: Sequence[Table], scores: Mapping[str, Sequence[Scored]], layout: Layout) -> str:
+def report(
+    tables: Sequence[CollectiveTable], scores: Mapping[str, Sequence[Scored]], layout: Layout
+) -> str:
     from gpuir.backends.terminal import Page
 
     page = Page(layout.width, layout.color)

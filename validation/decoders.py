@@ -16,7 +16,7 @@ from gpuir.ir.errors import UsageError
 if TYPE_CHECKING:
     from gpuir.cost.learned import Model
     from gpuir.fit.score import Scores
-    from gpuir.fit.tables import Table
+    from gpuir.fit.tables import MeasuredTable
     from gpuir.ir.graph import Graph
     from gpuir.targets.target import Target
 
@@ -31,7 +31,9 @@ def are_in(path: str | Path) -> bool:
     return _kind(path) is not None
 
 
-def _kind(path: str | Path) -> Callable[[str | Path, str | None], tuple[Table, Scores]] | None:
+def _kind(
+    path: str | Path,
+) -> Callable[[str | Path, str | None], tuple[MeasuredTable, Scores]] | None:
     from gpuir.fit.columns import TableFile
 
     names = TableFile(Path(path)).names
@@ -42,7 +44,7 @@ def _kind(path: str | Path) -> Callable[[str | Path, str | None], tuple[Table, S
     return _deployments if set(DEPLOYMENTS).issubset(names) else None
 
 
-def evaluate(path: str | Path, unseen: str | None = None) -> tuple[Table, Scores]:
+def evaluate(path: str | Path, unseen: str | None = None) -> tuple[MeasuredTable, Scores]:
     """The table and its scores; those of GPUs alone that the folder `unseen` has weights for, by
     those. UsageError where it is a table of something else."""
     kind = _kind(path)
@@ -99,15 +101,17 @@ def _commands(path: str, output: str | None) -> None:
     emit(commands.report(row for f in found for row in f.rows), output)
 
 
-def _layers(path: str | Path, unseen: str | None) -> tuple[Table, Scores]:
-    from gpuir.fit.tables import Table
+def _layers(path: str | Path, unseen: str | None) -> tuple[MeasuredTable, Scores]:
+    from gpuir.fit.tables import MeasuredTable
     from validation import llm
 
     read = llm.read(path)
     weights = _weights(unseen, {m.target for m in read.models})
     models = [m for m in read.models if unseen is None or m.target.name in weights]
     errors = llm.score(models, build, note, weights)
-    return Table(read.file, "layers of language models", read.count, (), read.skipped), errors
+    return MeasuredTable(
+        read.file, "layers of language models", read.count, (), read.skipped
+    ), errors
 
 
 def _weights(folder: str | None, targets: Iterable[Target]) -> dict[str, Model]:
@@ -127,8 +131,8 @@ def _weights(folder: str | None, targets: Iterable[Target]) -> dict[str, Model]:
     return there
 
 
-def _deployments(path: str | Path, unseen: str | None) -> tuple[Table, Scores]:
-    from gpuir.fit.tables import Table
+def _deployments(path: str | Path, unseen: str | None) -> tuple[MeasuredTable, Scores]:
+    from gpuir.fit.tables import MeasuredTable
     from validation import deployments
 
     read = deployments.read(path)
@@ -136,18 +140,22 @@ def _deployments(path: str | Path, unseen: str | None) -> tuple[Table, Scores]:
     runs = [r for r in read.runs if unseen is None or r.deployment.target.name in weights]
     made = deployments.forecast(runs, served, note, weights)
     errors = deployments.score(made, read.file)
-    return Table(read.file, "deployments of language models", read.count, (), read.skipped), errors
+    return MeasuredTable(
+        read.file, "deployments of language models", read.count, (), read.skipped
+    ), errors
 
 
-def _batches(path: str | Path, unseen: str | None) -> tuple[Table, Scores]:
-    from gpuir.fit.tables import Table
+def _batches(path: str | Path, unseen: str | None) -> tuple[MeasuredTable, Scores]:
+    from gpuir.fit.tables import MeasuredTable
     from validation import batches
 
     if unseen is not None:
         raise UsageError("--unseen is not for batches", where=str(path), fix="leave it out")
     read = batches.read(path)
     errors = batches.score(batches.forecast(read.cases, note), read.file)
-    return Table(read.file, "batches of language models", read.count, (), read.skipped), errors
+    return MeasuredTable(
+        read.file, "batches of language models", read.count, (), read.skipped
+    ), errors
 
 
 def build(config: Mapping[str, Any], tokens: int, profile: str) -> Graph:

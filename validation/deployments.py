@@ -27,7 +27,7 @@ import numpy as np
 
 from gpuir.cost.learned import Model
 from gpuir.fit.columns import Floats, TableFile, count_of
-from gpuir.fit.score import ALL, Group, RowErrors, Score, Scores, kernel_s, row_errors
+from gpuir.fit.score import ALL, RowErrors, Score, ScoredRows, Scores, kernel_s, row_errors
 from gpuir.fit.tables import target_of
 from validation.experts import EXPERTS
 from validation.served import (
@@ -253,15 +253,15 @@ def score(forecasts: list[Forecast], file: str) -> Scores:
     """Errors of the time per output token and of whole requests, by model, system, framework and
     dtype. Those that no such GPUs can have served (a table's concurrency may be of several
     deployments), and those that may not be what they say, are apart."""
-    rows: dict[Group, list[Floats]] = {}
-    totals: dict[Group, list[Floats]] = {}
+    rows: dict[ScoredRows, list[Floats]] = {}
+    totals: dict[ScoredRows, list[Floats]] = {}
     for f in forecasts:
         d, run = f.run.deployment, f.run
         request_s = run.ttft_s + run.osl * run.tpot_s
         suspect = IMPOSSIBLE if f.request_s[3] > request_s else ""
         if (d.decoder.config["model_type"], d.framework) in MAY_DRAFT:
             suspect = DRAFTING
-        group = Group(
+        group = ScoredRows(
             file=file,
             op="tpot",
             device=run.system,
@@ -276,7 +276,7 @@ def score(forecasts: list[Forecast], file: str) -> Scores:
         ):
             rows.setdefault(group._replace(op=op), []).append(np.array(values))
             if not group.suspect:
-                anywhere = Group(
+                anywhere = ScoredRows(
                     file, op, ALL, ALL, ALL, tuple((name, ALL) for name, _ in group.by)
                 )
                 totals.setdefault(anywhere, []).append(np.array(values))

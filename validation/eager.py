@@ -13,7 +13,7 @@ import numpy as np
 from gpuir.cost import sized, work
 from gpuir.cost.lanes import LANE_OPS
 from gpuir.cost.work import Work
-from gpuir.fit.columns import Columns, Words
+from gpuir.fit.columns import Columns, WordColumn
 from gpuir.fit.readers import Reader, Shapes, Unmodelled
 from gpuir.ir.types import DType, bf16, f16, f32, tf32
 
@@ -117,7 +117,7 @@ def suspect(columns: Columns) -> Columns:
         rows = train & columns.words("device").where(device) & (b <= largest)
         for op in ops:
             slow |= rows & columns.words("op").where(op)
-    reason = Words(slow.astype(np.int64), ("", "measured at a lower clock"))
+    reason = WordColumn(slow.astype(np.int64), ("", "measured at a lower clock"))
     return columns.with_cells({"suspect": reason})
 
 
@@ -144,8 +144,8 @@ def odd_products(columns: Columns) -> Columns:
         slow |= device.where(name) & (b <= most_b) & (m <= most_m)
     slow &= columns.words("split").where("train") & op.where("bmm")
     odd = device.where("Tesla_P4") & op.where("linear")
-    reason = Words(slow.astype(np.int64), ("", "measured at the base clock"))
-    return columns.with_cells({"rough": Words.yes_or_no(odd), "suspect": reason})
+    reason = WordColumn(slow.astype(np.int64), ("", "measured at the base clock"))
+    return columns.with_cells({"rough": WordColumn.yes_or_no(odd), "suspect": reason})
 
 
 READERS = (

@@ -8,7 +8,7 @@ import numpy as np
 
 from gpuir.cost import routing
 from gpuir.cost.work import Work
-from gpuir.fit.columns import Columns, Words
+from gpuir.fit.columns import Columns, WordColumn
 from gpuir.fit.readers import Reader, Shapes, Unmodelled
 from gpuir.ir.types import DType, bf16, f4e2m1, f8e4m3, f16, i4
 from gpuir.stacks.serving.engines import implementation
@@ -81,10 +81,12 @@ def _stacks(columns: Columns) -> Columns:
     older, old = version.where("0.5.9"), version.where("0.5.10")
     rest = sglang & (older | old) & before
     whole = sglang & stack.where("marlin") & (older | (old & ~before))
-    strays = Words(np.where(whole, 2, np.where(rest, 1, 0)).astype(np.int64), ("", "rest", "all"))
+    strays = WordColumn(
+        np.where(whole, 2, np.where(rest, 1, 0)).astype(np.int64), ("", "rest", "all")
+    )
     slow = columns.words("framework").where("vllm") & version.where("0.14.0")
     slow &= columns.words("dtype").where("fp8")
-    cells = {"gated": gated, "stack": stack, "strays": strays, "rough": Words.yes_or_no(slow)}
+    cells = {"gated": gated, "stack": stack, "strays": strays, "rough": WordColumn.yes_or_no(slow)}
     return columns.with_cells(cells)
 
 

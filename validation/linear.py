@@ -19,7 +19,7 @@ import numpy as np
 from gpuir.cost import sized
 from gpuir.cost.sheet import Number
 from gpuir.cost.work import Serial, Work
-from gpuir.fit.columns import Columns, Words
+from gpuir.fit.columns import Columns, WordColumn
 from gpuir.fit.readers import Reader, Shapes, Unmodelled
 from gpuir.ir.types import bf16, f32
 from validation.serving import DEVICES, STACK
@@ -141,10 +141,10 @@ def _versions(columns: Columns) -> Columns:
     keys = delta & (trtllm | older | version.where("0.22.0"))
     return columns.with_cells(
         {
-            "trtllm": Words.yes_or_no(trtllm),
-            "cuda": Words.yes_or_no(trtllm | older),
-            "newer": Words.yes_or_no(version.where("1.3.0rc20")),
-            "keys": Words.yes_or_no(keys),
+            "trtllm": WordColumn.yes_or_no(trtllm),
+            "cuda": WordColumn.yes_or_no(trtllm | older),
+            "newer": WordColumn.yes_or_no(version.where("1.3.0rc20")),
+            "keys": WordColumn.yes_or_no(keys),
         }
     )
 

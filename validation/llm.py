@@ -22,7 +22,7 @@ from gpuir.cost.work import Work
 from gpuir.fit.batch import alike
 from gpuir.fit.columns import Columns, Floats, TableFile
 from gpuir.fit.readers import Shapes
-from gpuir.fit.score import Group, RowErrors, Score, Scores, kernel_s, row_errors
+from gpuir.fit.score import RowErrors, Score, ScoredRows, Scores, kernel_s, row_errors
 from gpuir.fit.tables import target_of
 from gpuir.targets.target import Target
 from validation import profiled
@@ -208,7 +208,7 @@ def score(
 ) -> Scores:
     """Errors of each part, and of whole layers without attention, of the measured kernels and of
     transformers' own under each profile. A target in `weights` has a model of its own."""
-    rows: dict[Group, list[Floats]] = {}
+    rows: dict[ScoredRows, list[Floats]] = {}
     graphs: dict[str, tuple[Kernel, ...]] = {}
     for model in models:
         watch(f"{model.gpu}, {model.model}, {model.extents['tp']} ranks")
@@ -233,7 +233,7 @@ def _errors(parts: list[Floats]) -> RowErrors:
 
 def _compared(
     model: Profiled, stack: str, parts: Mapping[str, Floats]
-) -> Iterator[tuple[Group, Floats]]:
+) -> Iterator[tuple[ScoredRows, Floats]]:
     """Measured, predicted, low, high, roofline and NaN, of each part and of the layer."""
     whole = [p for p in model.parts if p != "emb"]
     measured = {p: model.parts[p] for p in model.parts} | {
@@ -245,7 +245,7 @@ def _compared(
             continue
         numbers = np.broadcast_to(forecast[part], (4, len(real)))
         there = np.isfinite(real)
-        group = Group(
+        group = ScoredRows(
             file=model.file,
             op=part,
             device=model.gpu,

@@ -21,7 +21,7 @@ from gpuir.cli import options
 from gpuir.cli.eval import show_scores
 from gpuir.cli.output import check_ahead, note
 from gpuir.fit.columns import Floats
-from gpuir.fit.score import ALL, Group, Score, Scores, row_errors
+from gpuir.fit.score import ALL, Score, ScoredRows, Scores, row_errors
 from gpuir.ir.errors import GpuirError, UsageError
 from gpuir.report.table import Column, Heading, Notes, Part, Report, Table
 
@@ -309,12 +309,12 @@ def scaled(cases: Sequence[Case]) -> list[Case]:
 
 def score(found: Found) -> Scores:
     """Errors by op, model and profile's GPU; in total by op and series."""
-    groups: dict[Group, list[Floats]] = {}
-    totals: dict[Group, list[Floats]] = {}
+    groups: dict[ScoredRows, list[Floats]] = {}
+    totals: dict[ScoredRows, list[Floats]] = {}
     for c in found.cases:
         by = (("series", c.row.series), ("model", c.row.model))
         dtype, device, target = _dtype(c.row), c.row.gpu, c.target.partition(":")[0]
-        group = Group(found.file, c.op, device, dtype, target, by, suspect=c.apart)
+        group = ScoredRows(found.file, c.op, device, dtype, target, by, suspect=c.apart)
         nan = np.nan
         numbers = np.array([c.measured, c.predicted, nan, nan, nan, nan])
         groups.setdefault(group, []).append(numbers)
@@ -333,7 +333,7 @@ def _dtype(row: Row) -> str:
     return "tf32" if is_tf32 else row.precision.lower()
 
 
-def _scores(rows: Mapping[Group, list[Floats]]) -> tuple[Score, ...]:
+def _scores(rows: Mapping[ScoredRows, list[Floats]]) -> tuple[Score, ...]:
     return tuple(
         Score(group, row_errors(np.stack(some, axis=1)), {}) for group, some in sorted(rows.items())
     )
@@ -368,7 +368,7 @@ def _case(file: str, c: Case) -> dict[str, Any]:
 
 
 def _table(found: Found) -> Any:
-    from gpuir.fit.tables import Table as Measured
+    from gpuir.fit.tables import MeasuredTable as Measured
 
     return Measured(found.file, "MIG slices", found.count, (), found.skipped)
 

@@ -14,7 +14,7 @@ import numpy as np
 from gpuir.cost import sized
 from gpuir.cost.lanes import LANE_OPS
 from gpuir.cost.work import Work
-from gpuir.fit.columns import Columns, Words
+from gpuir.fit.columns import Columns, WordColumn
 from gpuir.fit.readers import Reader, Shapes, Unmodelled
 from validation.serving import PLAIN, dtype_of
 
@@ -62,7 +62,7 @@ def layers(s: Shapes) -> tuple[Work, ...]:
 
 def _which_are_products(columns: Columns) -> Columns:
     extents = np.nan_to_num(columns.numbers("gemm_k", 0.0))
-    return columns.with_cells({"product": Words.yes_or_no(extents > 0)})
+    return columns.with_cells({"product": WordColumn.yes_or_no(extents > 0)})
 
 
 def operators(s: Shapes) -> tuple[Work, ...]:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from gpuir.fit import collectives, tables
 from gpuir.fit.readers import Other
-from gpuir.fit.tables import Readers, Table
+from gpuir.fit.tables import MeasuredTable, Readers
 from validation import (
     decoders,
     eager,
@@ -71,6 +71,6 @@ READERS: Readers = (
 )
 
 
-def read_table(path: str | Path) -> Table:
+def read_table(path: str | Path) -> MeasuredTable:
     """The kernels of a table of ours or of others; see `gpuir.fit.tables.read_table`."""
     return tables.read_table(path, READERS)

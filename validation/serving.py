@@ -16,7 +16,7 @@ from gpuir.cost import sized
 from gpuir.cost.nest import has_clusters
 from gpuir.cost.sheet import Number
 from gpuir.cost.work import Timed, Work
-from gpuir.fit.columns import Columns, Words
+from gpuir.fit.columns import Columns, WordColumn
 from gpuir.fit.readers import Reader, Shapes, Unmodelled
 from gpuir.fit.tables import target_of
 from gpuir.ir.types import DType, bf16, f4e2m1, f8e4m3, f16, f32, i4, i8
@@ -151,15 +151,15 @@ def _collected(columns: Columns) -> Columns:
     codes = np.where(trtllm, np.where(plugin, 4, np.where(old, 1, 3)), 2)
     codes = np.where(kernels | (vllm & dtype.where("fp8_block", "nvfp4")) | single, 0, codes)
     cells = {
-        "whole": Words.yes_or_no(trtllm & fp8),
-        "given": Words.yes_or_no(vllm & fp8),
-        "alone": Words.yes_or_no(sglang & dtype.where("fp8_static")),
-        "packs": Words.yes_or_no(sglang & dtype.where("fp8_block")),
-        "chain": Words.yes_or_no(sglang & dtype.where("int8")),
-        "copies": Words(codes.astype(np.int64), ("1", "5", "6", "fill", "engine")),
-        "blank": Words.yes_or_no(vllm & dtype.where("bf16", "fp8")),
-        "profiled": Words.yes_or_no(kernels),
-        "rough": Words.yes_or_no(odd | kernels),
+        "whole": WordColumn.yes_or_no(trtllm & fp8),
+        "given": WordColumn.yes_or_no(vllm & fp8),
+        "alone": WordColumn.yes_or_no(sglang & dtype.where("fp8_static")),
+        "packs": WordColumn.yes_or_no(sglang & dtype.where("fp8_block")),
+        "chain": WordColumn.yes_or_no(sglang & dtype.where("int8")),
+        "copies": WordColumn(codes.astype(np.int64), ("1", "5", "6", "fill", "engine")),
+        "blank": WordColumn.yes_or_no(vllm & dtype.where("bf16", "fp8")),
+        "profiled": WordColumn.yes_or_no(kernels),
+        "rough": WordColumn.yes_or_no(odd | kernels),
     }
     return columns.with_cells(cells)
 
@@ -237,7 +237,7 @@ def _libraries(columns: Columns) -> Columns:
     own |= source.where("vllm_flashinfer") & version.where("0.14.0")
     apart = source.where("vllm_flash_attn", "vllm_flashinfer", "fa3") & ~version.where("0.14.0")
     library, odd = source.mapped(_library), version.where("1.3.0rc10")
-    library = Words(
+    library = WordColumn(
         np.where(own, len(library.names), library.codes), (*library.names, "flashinfer")
     )
     if "compute_dtype" in columns.cells:
@@ -248,9 +248,9 @@ def _libraries(columns: Columns) -> Columns:
     narrows &= columns.words("attn_dtype").where("fp8")
     cells = {
         "stack": library,
-        "append": Words.yes_or_no(~apart),
-        "narrows": Words.yes_or_no(narrows),
-        "rough": Words.yes_or_no(odd),
+        "append": WordColumn.yes_or_no(~apart),
+        "narrows": WordColumn.yes_or_no(narrows),
+        "rough": WordColumn.yes_or_no(odd),
     }
     return columns.with_cells(cells)
 
@@ -265,7 +265,7 @@ def _encoders(columns: Columns) -> Columns:
     """As of other attention. Rows of the older releases, nothing to fit to, take up to six times
     those of all others from a thousand tokens on."""
     older = columns.words("version").where("0.5.10", "0.19.0", "1.3.0rc10")
-    return _libraries(columns).with_cells({"rough": Words.yes_or_no(older)})
+    return _libraries(columns).with_cells({"rough": WordColumn.yes_or_no(older)})
 
 
 def _library(source: str) -> str:
@@ -311,12 +311,12 @@ def _latent(columns: Columns) -> Columns:
     odd = columns.words("framework").where("vllm") | narrow
     odd |= stored & columns.words("phase").where("decode")
     cells = {
-        "absorbed": Words.yes_or_no(absorbed),
-        "widened": Words.yes_or_no(absorbed & narrow),
-        "wide": Words.yes_or_no(stored & narrow),
-        "vllm": Words.yes_or_no(columns.words("framework").where("vllm")),
-        "padded": Words.yes_or_no(columns.words("kernel_source").where("vllm_triton_mla")),
-        "rough": Words.yes_or_no(odd),
+        "absorbed": WordColumn.yes_or_no(absorbed),
+        "widened": WordColumn.yes_or_no(absorbed & narrow),
+        "wide": WordColumn.yes_or_no(stored & narrow),
+        "vllm": WordColumn.yes_or_no(columns.words("framework").where("vllm")),
+        "padded": WordColumn.yes_or_no(columns.words("kernel_source").where("vllm_triton_mla")),
+        "rough": WordColumn.yes_or_no(odd),
     }
     return _libraries(columns).with_cells(cells)
 
@@ -394,7 +394,7 @@ def _quantised_heads(columns: Columns) -> Columns:
     for source in columns.words("kernel_source").names:
         if "dequant" in source:
             quantised &= ~columns.words("kernel_source").where(source)
-    return columns.with_cells({"rough": Words.yes_or_no(quantised)})
+    return columns.with_cells({"rough": WordColumn.yes_or_no(quantised)})
 
 
 def absorbed(s: Shapes) -> tuple[Work, ...]:
@@ -416,7 +416,9 @@ def absorbed(s: Shapes) -> tuple[Work, ...]:
 def _composed(columns: Columns) -> Columns:
     """SGLang's rows are a chain of PyTorch operators."""
     chain = columns.words("framework").where("sglang")
-    return columns.with_cells({"chain": Words.yes_or_no(chain), "rough": Words.yes_or_no(chain)})
+    return columns.with_cells(
+        {"chain": WordColumn.yes_or_no(chain), "rough": WordColumn.yes_or_no(chain)}
+    )
 
 
 def quantisation(s: Shapes) -> tuple[Work, ...]:

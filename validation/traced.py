@@ -16,7 +16,7 @@ import numpy as np
 from gpuir.cost import sized
 from gpuir.cost.work import Work
 from gpuir.fit.batch import number_rows
-from gpuir.fit.columns import Columns, Words
+from gpuir.fit.columns import Columns, WordColumn
 from gpuir.fit.readers import Reader, Shapes, Unmodelled
 from gpuir.ir.types import f32, u8
 from validation.eager import DEVICES, POINTWISE, pointwise
@@ -102,17 +102,19 @@ def traced(columns: Columns) -> Columns:
     number, first = number_rows([w.codes for w in words])
     nodes = [node(*(w.names[w.codes[i]] for w in words)) for i in first.tolist()]
     extents = {d: np.array([getattr(t, d) for t in nodes], np.float64)[number] for d in "bmnk"}
-    ops = Words.of(t.op for t in nodes)
-    why = Words.of(t.why for t in nodes)
+    ops = WordColumn.of(t.op for t in nodes)
+    why = WordColumn.of(t.why for t in nodes)
     suspect = np.zeros(columns.count, bool)
     for device, model in SUSPECT:
         suspect |= columns.words("device").where(device) & columns.words("model").where(model)
     return columns.with_cells(
         {
             **extents,
-            "node": Words(ops.codes[number], ops.names),
-            "why": Words(why.codes[number], why.names),
-            "suspect": Words(suspect.astype(np.int64), ("", "slower than the same kernels alone")),
+            "node": WordColumn(ops.codes[number], ops.names),
+            "why": WordColumn(why.codes[number], why.names),
+            "suspect": WordColumn(
+                suspect.astype(np.int64), ("", "slower than the same kernels alone")
+            ),
         }
     )
 

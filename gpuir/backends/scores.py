@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from gpuir.backends.structured import record
 from gpuir.fit.score import ALL, RowErrors, Score, Scores, TileScore, pooled
-from gpuir.fit.tables import Table as Measured
+from gpuir.fit.tables import MeasuredTable as Measured
 from gpuir.report.table import Column, Heading, Notes, Part, Report, Table
 
 SCHEMA = "gpuir.eval/1"

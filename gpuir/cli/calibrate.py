@@ -19,7 +19,7 @@ from gpuir.cli.request import option, request
 
 if TYPE_CHECKING:
     from gpuir.backends.terminal import Page
-    from gpuir.fit.batch import Batch
+    from gpuir.fit.batch import MeasuredBatch
     from gpuir.fit.calibrate import FamilyFit
     from gpuir.fit.campaign import Problem
     from gpuir.fit.machine import Machine
@@ -229,14 +229,14 @@ def _described(base: Target, budget_s: float) -> tuple[Machine, str, dict[str, f
     return machine, base.title, gpu_numbers(machine, budget_s)
 
 
-def _measured(machine: Machine, target: Target, budget_s: float) -> list[Batch]:
+def _measured(machine: Machine, target: Target, budget_s: float) -> list[MeasuredBatch]:
     """What the plan's kernels take, as many as fit into the time."""
     from gpuir.fit.campaign import read_plan, shipped_plan
-    from gpuir.fit.collect import Row, batches_of, measure
+    from gpuir.fit.collect import MeasuredRow, batches_of, measure
     from gpuir.fit.steady import doubts, waited_s
 
     problems = read_plan(shipped_plan("calibrate-cpu" if target.is_cpu else "calibrate"))
-    began, waited, rows = monotonic(), waited_s(), list[Row]()
+    began, waited, rows = monotonic(), waited_s(), list[MeasuredRow]()
     ends = began + budget_s
     for i, problem in enumerate(_spread(problems)):
         left_s = ends - monotonic()
@@ -260,7 +260,7 @@ def _spread(items: Sequence[Problem]) -> list[Problem]:
     return [items[i] for i in order]
 
 
-def _read(files: Sequence[str], target: Target) -> tuple[list[Batch], str]:
+def _read(files: Sequence[str], target: Target) -> tuple[list[MeasuredBatch], str]:
     """The rows of tables that were measured on the target, and what to say of their origin."""
     from gpuir.fit.tables import read_table
     from gpuir.ir.errors import UsageError

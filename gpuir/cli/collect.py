@@ -13,7 +13,7 @@ from gpuir.cli.options import MOST_S, Finite
 from gpuir.cli.output import check_ahead, emit, note, warn
 
 if TYPE_CHECKING:
-    from gpuir.fit.collect import Row
+    from gpuir.fit.collect import MeasuredRow
 
 
 @click.command()
@@ -76,9 +76,9 @@ def command(plan: str | None, target: str | None, out: str, budget_s: float, dry
     machine = Machine.of(device)
     note(f"{summary}, on {machine.provenance}")
     began, waited, done, failed = monotonic(), waited_s(), 0, 0
-    rows: list[Row] = []
+    rows: list[MeasuredRow] = []
 
-    def watch(row: Row) -> None:
+    def watch(row: MeasuredRow) -> None:
         nonlocal done, failed
         rows.append(row)
         done, failed = done + 1, failed + (not row.is_measured)

@@ -16,9 +16,9 @@ from gpuir.cli.request import ask, option, request
 
 if TYPE_CHECKING:
     from gpuir.cost.learned import Model
-    from gpuir.fit.batch import Batch
+    from gpuir.fit.batch import MeasuredBatch
     from gpuir.fit.score import Scores
-    from gpuir.fit.tables import Table
+    from gpuir.fit.tables import MeasuredTable
     from gpuir.report.table import Report
     from gpuir.targets.target import Target
 
@@ -159,13 +159,13 @@ def _predictor() -> str:
     return BY
 
 
-def evaluate(asked: Kernels) -> tuple[list[Table], Scores]:
+def evaluate(asked: Kernels) -> tuple[list[MeasuredTable], Scores]:
     """The tables, read, and their scores. Without the options that need all rows at once, a table
     is scored before the next is read, and its rows are forgotten."""
     from gpuir.fit.score import Scores, score
     from gpuir.fit.tables import read_table
 
-    tables: list[Table] = []
+    tables: list[MeasuredTable] = []
     errors = Scores()
     together = bool(asked.calibrate or asked.leave_one_out)
     for path in dict.fromkeys(asked.files):
@@ -187,7 +187,7 @@ def evaluate(asked: Kernels) -> tuple[list[Table], Scores]:
     return tables, errors
 
 
-def _check_columns(table: Table, by: Sequence[str]) -> None:
+def _check_columns(table: MeasuredTable, by: Sequence[str]) -> None:
     from gpuir.ir.errors import UsageError, nearest
 
     known = {name for b in table.batches for name in b.words}
@@ -197,7 +197,7 @@ def _check_columns(table: Table, by: Sequence[str]) -> None:
             raise UsageError(f"no column {name!r} to tell rows apart by", where=table.file, fix=fix)
 
 
-def _left_out(batches: Sequence[Batch], seed: int) -> dict[str, Model]:
+def _left_out(batches: Sequence[MeasuredBatch], seed: int) -> dict[str, Model]:
     """For each GPU the model trained on the other ones' measurements."""
     from gpuir.fit.backtest import leave_one_out
     from gpuir.ir.errors import UsageError
@@ -212,8 +212,8 @@ def _left_out(batches: Sequence[Batch], seed: int) -> dict[str, Model]:
 
 
 def _calibrated(
-    batches: Sequence[Batch], count: int, seed: int, models: Mapping[str, Model]
-) -> list[Batch]:
+    batches: Sequence[MeasuredBatch], count: int, seed: int, models: Mapping[str, Model]
+) -> list[MeasuredBatch]:
     """The rows that calibration does not see, on targets that it moved."""
     from gpuir.fit.calibrate import calibration
     from gpuir.fit.score import drawn

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from gpuir.targets.target import Target
     from gpuir.tune.groupings import Groupings
     from gpuir.tune.results import Results
-    from gpuir.tune.tasks import How, Measure, Task, Tuned, Tuning
+    from gpuir.tune.tasks import How, Measure, Tuned, Tuning, TuningTask
 
 MOST_TRIES = 1 << 30
 
@@ -194,7 +194,7 @@ def launches(asked: Tune, target: Target, warnings: list[str]) -> tuple[Grouping
     return found, analyze(replace(whole, costing=best), warnings, model)[0].graph
 
 
-def tasks_of(graph: Graph, target: Target) -> list[Task]:
+def tasks_of(graph: Graph, target: Target) -> list[TuningTask]:
     """The kernels of a costed graph that have a tile, equal ones once, those of most time first."""
     from gpuir.cost.reading import work_of
     from gpuir.cost.work import Work
@@ -202,7 +202,7 @@ def tasks_of(graph: Graph, target: Target) -> list[Task]:
     from gpuir.report.kernels import Kernel as Reported
     from gpuir.report.kernels import kernels_of
     from gpuir.tune.kernels import Kernel
-    from gpuir.tune.tasks import Task
+    from gpuir.tune.tasks import TuningTask
 
     groups: dict[Work, list[Reported]] = {}
     for x in kernels_of(graph):
@@ -210,7 +210,7 @@ def tasks_of(graph: Graph, target: Target) -> list[Task]:
         if isinstance(op, KernelOp) and op.tiled and x.runs and not (x.rest or x.cost.on_host):
             groups.setdefault(work_of(op), []).append(x)
     tasks = [
-        Task(
+        TuningTask(
             Kernel(f"%{some[0].name}", work, target, some[0].tile, some[0].cost),
             tuple(x.path for x in some),
             tuple(x.label for x in some),
@@ -222,7 +222,11 @@ def tasks_of(graph: Graph, target: Target) -> list[Task]:
 
 
 def _tuned(
-    tasks: Sequence[Task], target: Target, how: How, store: Results | None, measure: Measure | None
+    tasks: Sequence[TuningTask],
+    target: Target,
+    how: How,
+    store: Results | None,
+    measure: Measure | None,
 ) -> list[Tuned]:
     from gpuir.tune.observe import Observed
     from gpuir.tune.tasks import remembered, tune
@@ -242,7 +246,7 @@ def _measure(words: Sequence[str], timeout_s: float) -> Measure:
     from gpuir.tune.measure import measured, request
     from gpuir.tune.space import Ranked
 
-    def measure(task: Task, predicted: Ranked) -> float | str:
+    def measure(task: TuningTask, predicted: Ranked) -> float | str:
         asked = request(task.kernel, predicted, list(dict.fromkeys(task.labels)))
         return measured(words, asked, timeout_s)
 

@@ -43,7 +43,7 @@ from gpuir.cost.strips import (
     SEGMENTS,
     TRITON,
     TRITON_SPLITS,
-    Ran,
+    RanKernel,
     blocks_held,
     candidates,
     halves,
@@ -107,7 +107,7 @@ FACTORS = table("factors/attention", Factor)
 
 
 @dataclass(frozen=True)
-class Walk:
+class KeyWalk:
     """The strips of an attention and their walks over the keys."""
 
     strips: Number  # of one head of keys and values, all its queries
@@ -117,8 +117,9 @@ class Walk:
     longest: Number  # steps of the longest walk
 
 
-def walk(s: Sheet, work: Work, tiles: Tiles, target: Target) -> Walk:
-    """How `tiles` cut an attention. Heads that share their keys share a tile where `Ran.packed`."""
+def walk(s: Sheet, work: Work, tiles: Tiles, target: Target) -> KeyWalk:
+    """How `tiles` cut an attention. Heads that share their keys share a tile where they are packed
+    (`RanKernel`)."""
     xp, queries, keys = s.xp, work.extents["s"], work.extents["d"]
     group, density = heads_of(work).group, work.density
     reach, blocked = heads_of(work).reach, heads_of(work).blocked
@@ -140,7 +141,7 @@ def walk(s: Sheet, work: Work, tiles: Tiles, target: Target) -> Walk:
     steps = masked * ragged + (1 - masked) * most
     steps = s.put("steps a block", xp.maximum(steps / split, 1.0))
     longest = xp.minimum(most, (reach + loose * (span - 1)) / step + loose) / split
-    return Walk(strips, blocks, seen, steps, s.put("steps of the longest", xp.ceil(longest)))
+    return KeyWalk(strips, blocks, seen, steps, s.put("steps of the longest", xp.ceil(longest)))
 
 
 def seconds(s: Sheet, work: Work, tiles: Tiles, target: Target, p: Mapping[str, Number]) -> Terms:
@@ -189,7 +190,7 @@ def seconds(s: Sheet, work: Work, tiles: Tiles, target: Target, p: Mapping[str, 
 
 
 def _hidden_steps(
-    s: Sheet, work: Work, tiles: Tiles, target: Target, p: Mapping[str, Number], w: Walk
+    s: Sheet, work: Work, tiles: Tiles, target: Target, p: Mapping[str, Number], w: KeyWalk
 ) -> Number:
     """Steps that SGLang's kernel in Triton takes over keys that a window hides, of many queries: it
     goes by them without their products (extend_attention.py, SKIP_TILE), as whole steps."""
@@ -236,7 +237,7 @@ def _step_s(
     tiles: Tiles,
     target: Target,
     p: Mapping[str, Number],
-    kernel: Ran,
+    kernel: RanKernel,
     resident: Number,
     load: Number,
 ) -> Number:
@@ -310,7 +311,7 @@ def _step_s(
     return s.put("step", xp.maximum(product_s, softmax_s) + (1 - turns) * shorter, "s")
 
 
-def _spilled(s: Sheet, work: Work, tiles: Tiles, target: Target, kernel: Ran) -> Number:
+def _spilled(s: Sheet, work: Work, tiles: Tiles, target: Target, kernel: RanKernel) -> Number:
     """Registers that a thread of TensorRT-LLM's kernels before sm_90 lacks, of those not tiled."""
     xp, rows, step = s.xp, tiles.dims["s"], tiles.dims["d"]
     head, value = heads_of(work).head, work.extents["e"]
@@ -343,7 +344,7 @@ def _slower(s: Sheet, work: Work, target: Target, run_s: Number) -> Number:
 
 
 def _padded(
-    xp: Any, cells: Number, work: Work, target: Target, kernel: Ran, is_value: bool = False
+    xp: Any, cells: Number, work: Work, target: Target, kernel: RanKernel, is_value: bool = False
 ) -> Number:
     """Cells that a head's products take. TensorRT-LLM's own kernels of sm_90 come for 64 and 128,
     those before as instructions divide a head (its fmha_v2); Triton's extents are powers of two,
@@ -373,8 +374,8 @@ def _start_s(
     tiles: Tiles,
     target: Target,
     p: Mapping[str, Number],
-    w: Walk,
-    kernel: Ran,
+    w: KeyWalk,
+    kernel: RanKernel,
 ) -> Number:
     """Seconds from a block's start to its loop."""
     xp, value = s.xp, work.extents["e"]
@@ -391,7 +392,7 @@ def _start_s(
 
 
 def _memory_s(
-    s: Sheet, work: Work, tiles: Tiles, target: Target, p: Mapping[str, Number], w: Walk
+    s: Sheet, work: Work, tiles: Tiles, target: Target, p: Mapping[str, Number], w: KeyWalk
 ) -> tuple[Number, Number]:
     """Seconds of DRAM or the L2, whichever is longer, and the share of bytes that it lacks."""
     xp = s.xp
@@ -422,7 +423,7 @@ def _missed(s: Sheet, nbytes: Number, target: Target, p: Mapping[str, Number]) -
 
 
 def _again(
-    s: Sheet, work: Work, tiles: Tiles, target: Target, p: Mapping[str, Number], w: Walk
+    s: Sheet, work: Work, tiles: Tiles, target: Target, p: Mapping[str, Number], w: KeyWalk
 ) -> Number:
     """Bytes of keys and values that SGLang's kernels in Triton read once more for each strip: their
     blocks go through all sequences and heads before the next strip (extend_attention.py, grid)."""
@@ -439,7 +440,7 @@ def _l2_rate(s: Sheet, target: Target, p: Mapping[str, Number]) -> Number:
     return s.xp.minimum(rate, measured * target.sms * target.clock_hz) if measured else rate
 
 
-def _put_features(s: Sheet, work: Work, target: Target, w: Walk) -> None:
+def _put_features(s: Sheet, work: Work, target: Target, w: KeyWalk) -> None:
     """What the network sees."""
     for name, many in (
         ("blocks an SM", w.blocks / target.sms),
@@ -467,7 +468,7 @@ def _calls_s(
     target: Target,
     p: Mapping[str, Number],
     missed: Number,
-    kernel: Ran,
+    kernel: RanKernel,
 ) -> Number:
     """Seconds of a call besides its blocks: its own start, the kernels before and after, and the
     combination of split walks."""
@@ -514,7 +515,7 @@ def _append_s(
     missed: Number,
     target: Target,
     p: Mapping[str, Number],
-    kernel: Ran,
+    kernel: RanKernel,
 ) -> Number:
     """A kernel before, that writes new keys and values to the cache: it reads and writes them, and
     TensorRT-LLM's also the queries."""
@@ -537,7 +538,7 @@ def _small_s(work: Work, target: Target, p: Mapping[str, Number]) -> Number:
 
 
 def _swapped_s(
-    s: Sheet, work: Work, target: Target, p: Mapping[str, Number], kernel: Ran
+    s: Sheet, work: Work, target: Target, p: Mapping[str, Number], kernel: RanKernel
 ) -> Number:
     """FlashAttention-2 packs the heads that share keys by turning queries and results around, a
     copy of each, but where all share the same (flash_api.cpp, seqlenq_ngroups_swapped)."""
@@ -551,7 +552,7 @@ def _swapped_s(
     return s.put("heads turned", swapped * copy_s, "s")
 
 
-def _resident(s: Sheet, work: Work, tiles: Tiles, target: Target, kernel: Ran) -> Number:
+def _resident(s: Sheet, work: Work, tiles: Tiles, target: Target, kernel: RanKernel) -> Number:
     """Blocks an SM holds. Of specialised warps, which take all registers, one."""
     xp, lanes = s.xp, kernel.lanes
     if not is_synchronous(work, target) and work.kind not in TRITON:

@@ -72,7 +72,7 @@ MODES = {
 
 
 @dataclass(frozen=True)
-class Group:
+class RankGroup:
     """Ranks that communicate, as the formulas see them; numbers or arrays.
 
     `ranks` in all, `near` of them in each of `nodes` nodes. `rate` is what one GPU sends within a
@@ -141,7 +141,7 @@ class Time:
 # ---- groups -----------------------------------------------------------------------------------
 
 
-def group_of(kind: str, sizes: tuple[int, ...], strides: tuple[int, ...], c: Cluster) -> Group:
+def group_of(kind: str, sizes: tuple[int, ...], strides: tuple[int, ...], c: Cluster) -> RankGroup:
     """The group of rank 0, whose ranks are sum(i_j * strides[j]), i_j < sizes[j].
 
     TargetError where the cluster has no such ranks.
@@ -171,7 +171,7 @@ def _offsets(sizes: tuple[int, ...], strides: tuple[int, ...], c: Cluster) -> np
 @lru_cache(maxsize=1024)
 def groups_of(
     kind: str, sizes: tuple[int, ...], strides: tuple[int, ...], c: Cluster
-) -> tuple[tuple[Group, Cluster], ...]:
+) -> tuple[tuple[RankGroup, Cluster], ...]:
     """The groups that may differ, and of one over several kinds of nodes what each kind makes of
     it: the slowest decides. Where all nodes are alike, that of rank 0."""
     if not c.kinds:
@@ -183,7 +183,9 @@ def groups_of(
     return tuple({x: None for start in starts for x in _by_kind(kind, start + offsets, c)})
 
 
-def _by_kind(kind: str, ranks: np.ndarray[Any, Any], c: Cluster) -> Iterator[tuple[Group, Cluster]]:
+def _by_kind(
+    kind: str, ranks: np.ndarray[Any, Any], c: Cluster
+) -> Iterator[tuple[RankGroup, Cluster]]:
     """A group with the GPUs, links and rails of each kind of nodes that it is on."""
     own = [(x.cluster, ranks[(x.first <= ranks) & (ranks < x.end)] + (x.skipped - x.first))
            for x in c.stretches]  # fmt: skip
@@ -208,7 +210,7 @@ def _slower(rail: Level | None, fabric: Level | None) -> Level | None:
     )
 
 
-def flat_group(kind: str, ranks: int, near: int, c: Cluster) -> Group:
+def flat_group(kind: str, ranks: int, near: int, c: Cluster) -> RankGroup:
     """A group of as many ranks, `near` of them side by side in each node."""
     if near == c.node_gpus or ranks == near:
         return group_of(kind, (ranks,), (1,), c)
@@ -225,7 +227,7 @@ def _joint(inside: np.ndarray[Any, Any], c: Cluster) -> Level:
     return level
 
 
-def _group(kind: str, n: int, near: int, nodes: int, level: Level, c: Cluster) -> Group:
+def _group(kind: str, n: int, near: int, nodes: int, level: Level, c: Cluster) -> RankGroup:
     if kind not in KINDS:
         raise ValueError(f"no collective is called {kind!r}")
     rate = level.bytes_per_s
@@ -252,7 +254,7 @@ def _group(kind: str, n: int, near: int, nodes: int, level: Level, c: Cluster) -
     }.get(kind, (1.0, float(nodes > 1)))
     if near == 1 and nodes > 1:
         wire = 0.0
-    return Group(
+    return RankGroup(
         *map(float, (n, near, nodes, rate, rail, level.latency_s, far_s)),
         slow=CLOCK_HZ / c.target.clock_hz,
         steps=float(max(steps - far_steps, 0)),
@@ -284,7 +286,7 @@ FACTS = (("link rate", "bytes/s"), ("wire", "bytes"), ("network", "s"))
 
 
 @dataclass(frozen=True)
-class Way:
+class CollectiveWay:
     """Seconds of one algorithm and protocol, and whether a group has it: 1 or 0."""
 
     name: str
@@ -336,12 +338,12 @@ RUN_MODES = {
 
 
 @dataclass(frozen=True)
-class Message:
+class GroupMessage:
     """What a group has to move, in the terms of its ways. Protocols have shares of `link`, which is
     what a GPU's links carry, bytes/s, where `near` bytes cross them. `far_s` is the time of the
     rails. `hop_s`, `far_hop_s` and `start_s` are one hop in the node, one beyond, and a start."""
 
-    group: Group
+    group: RankGroup
     p: Mapping[str, Number]
     nbytes: Number
     link: Number
@@ -353,9 +355,9 @@ class Message:
 
 
 def ways(
-    s: Sheet, g: Group, nbytes: Number, p: Mapping[str, Number], library: Library
-) -> list[Way]:
-    """Every way that some group takes; `Way.there` says of which ones."""
+    s: Sheet, g: RankGroup, nbytes: Number, p: Mapping[str, Number], library: Library
+) -> list[CollectiveWay]:
+    """Every way that some group takes; `CollectiveWay.there` says of which ones."""
     how = RUN_MODES[library.mode]
     m = _message(s, g, nbytes, {**FIXED, **p}, how)
     found = _of_library(m) if library.is_custom else _of_nccl(m)
@@ -367,7 +369,9 @@ def ways(
     return found
 
 
-def _message(s: Sheet, g: Group, nbytes: Number, p: Mapping[str, Number], how: RunMode) -> Message:
+def _message(
+    s: Sheet, g: RankGroup, nbytes: Number, p: Mapping[str, Number], how: RunMode
+) -> GroupMessage:
     xp = s.xp
     peers, nvlink = g.peers > 0, g.nvlink > 0
     share = xp.where(nvlink, 1.0, xp.where(peers, p["PCIe rate"], p["host rate"]))
@@ -382,10 +386,10 @@ def _message(s: Sheet, g: Group, nbytes: Number, p: Mapping[str, Number], how: R
     source = "nccl-tests PERFORMANCE.md: bus bandwidth"
     near = s.put("wire", crossing * nbytes, "bytes", source)
     hop_s, far_hop_s = g.hop_s * g.slow, g.far_s * p["far hop"]
-    return Message(g, p, nbytes, link, near, far_s, hop_s, far_hop_s, p[how.start] * g.slow)
+    return GroupMessage(g, p, nbytes, link, near, far_s, hop_s, far_hop_s, p[how.start] * g.slow)
 
 
-def _of_nccl(m: Message) -> list[Way]:
+def _of_nccl(m: GroupMessage) -> list[CollectiveWay]:
     """Data go round in rings, by one of three protocols (LL128 needs NVLink), or between all pairs
     at once. What goes to one peer has no pipeline to fill, and one start."""
     g, p = m.group, m.p
@@ -396,16 +400,18 @@ def _of_nccl(m: Message) -> list[Way]:
     first_s, pairs, many = m.start_s * p["pairs start"], 1 - g.ring, 1 - g.single
     direct_s = np.maximum(m.near / m.link, m.far_s) / p["LL rate"]
     beyond_s = g.far_steps * m.far_hop_s
-    direct = Way("pairs LL", first_s, m.hop_s * p["LL hop"] + beyond_s, 0.0, direct_s, pairs)
+    direct = CollectiveWay(
+        "pairs LL", first_s, m.hop_s * p["LL hop"] + beyond_s, 0.0, direct_s, pairs
+    )
     rate = m.link * _where(g.single > 0, p["send rate"], p["pairs rate"])
     paired_s = np.maximum(m.near / rate, m.far_s)
     start_s = first_s + many * p["pairs start_s"] * g.slow
     ramp_s = _ramp(m, many * paired_s)
-    paired = Way("pairs Simple", start_s, m.hop_s + beyond_s, ramp_s, paired_s, pairs)
+    paired = CollectiveWay("pairs Simple", start_s, m.hop_s + beyond_s, ramp_s, paired_s, pairs)
     return [low, wide, full, direct, paired]
 
 
-def _of_library(m: Message) -> list[Way]:
+def _of_library(m: GroupMessage) -> list[CollectiveWay]:
     """All-reduces of one node whose GPUs reach each other: each reads all others' data, or its part
     of them and then the parts. Else the library calls NCCL's."""
     g, p = m.group, m.p
@@ -414,24 +420,26 @@ def _of_library(m: Message) -> list[Way]:
     start_s = m.start_s + p["two-shot start_s"] * g.slow
     close = g.peers * _where(g.nodes < 2, 1.0, 0.0)
     return [
-        Way("one-shot", m.start_s, m.hop_s, 0.0, one_s, close),
-        Way("two-shot", start_s, 2 * m.hop_s, _ramp(m, two_s), two_s, close),
+        CollectiveWay("one-shot", m.start_s, m.hop_s, 0.0, one_s, close),
+        CollectiveWay("two-shot", start_s, 2 * m.hop_s, _ramp(m, two_s), two_s, close),
         _ring(m, "LL", 0.0),
         _ring(m, "Simple", p["fallback start_s"] * g.slow),
     ]
 
 
-def _in_switch(m: Message) -> Way:
+def _in_switch(m: GroupMessage) -> CollectiveWay:
     """The switch adds up: each GPU sends its part once and receives the sum once."""
     g, p = m.group, m.p
     rate = g.rate * _where(g.reduces > 0, g.reduces, 1.0) * p["NVLS rate"]
     transfer_s = np.maximum(m.nbytes / rate, m.far_s)
     start_s = m.start_s + p["NVLS start_s"] * g.slow
     hops_s = _far_steps(g) * m.far_hop_s
-    return Way("NVLS Simple", start_s, hops_s, _ramp(m, transfer_s), transfer_s, g.reduces)
+    return CollectiveWay(
+        "NVLS Simple", start_s, hops_s, _ramp(m, transfer_s), transfer_s, g.reduces
+    )
 
 
-def _ring(m: Message, protocol: str, start_s: Number) -> Way:
+def _ring(m: GroupMessage, protocol: str, start_s: Number) -> CollectiveWay:
     """Data go round, and start `start_s` later than LL's. LL fills no pipeline."""
     g, p = m.group, m.p
     share = p[f"{protocol} rate"]
@@ -439,21 +447,21 @@ def _ring(m: Message, protocol: str, start_s: Number) -> Way:
     transfer_s = np.maximum(m.near / (m.link * share), m.far_s * p["Simple rate"] / share)
     ramp_s = 0.0 if protocol == "LL" else _ramp(m, transfer_s)
     first_s = m.start_s * _where(g.all_reduce > 0, p["all_reduce start"], 1.0) + start_s
-    return Way(f"ring {protocol}", first_s, hops_s, ramp_s, transfer_s, g.ring)
+    return CollectiveWay(f"ring {protocol}", first_s, hops_s, ramp_s, transfer_s, g.ring)
 
 
-def _far_steps(g: Group) -> Number:
+def _far_steps(g: RankGroup) -> Number:
     """Hops beyond the node: a tree over nodes takes log2 where a ring takes one a node."""
     tree = 2 * np.ceil(np.log2(np.maximum(g.nodes, 1.0)))
     return _where(g.all_reduce > 0, np.minimum(g.far_steps, tree), g.far_steps)
 
 
-def _ramp(m: Message, transfer_s: Number) -> Number:
+def _ramp(m: GroupMessage, transfer_s: Number) -> Number:
     """Seconds until a pipeline of the best number of pieces is full."""
     return 2 * np.sqrt(m.p["ramp"] * m.hop_s * transfer_s)
 
 
-def floor(g: Group, p: Mapping[str, Number], library: Library) -> Number:
+def floor(g: RankGroup, p: Mapping[str, Number], library: Library) -> Number:
     """Seconds that nothing is less than: the host's, or, in a profile, what the slowest peer's
     launch comes later. What goes to one peer waits for no other."""
     how = RUN_MODES[library.mode]
@@ -461,7 +469,7 @@ def floor(g: Group, p: Mapping[str, Number], library: Library) -> Number:
     return least * (1 - g.single) if how.waits else least
 
 
-def chosen(found: list[Way]) -> tuple[Any, Any]:
+def chosen(found: list[CollectiveWay]) -> tuple[Any, Any]:
     """The least total of each row, and which way it is."""
     totals = np.stack(np.broadcast_arrays(*(w.total for w in found)))
     which = np.argmin(totals, axis=0)
@@ -573,7 +581,7 @@ def _collective_time(
 
 
 def timed(
-    g: Group, kind: str, bits: int, nbytes: float, c: Cluster, library: Library, field: Field
+    g: RankGroup, kind: str, bits: int, nbytes: float, c: Cluster, library: Library, field: Field
 ) -> Time:
     """The time of one group, its terms and its interval."""
     sheet = Sheet()
@@ -609,7 +617,7 @@ def timed(
     )
 
 
-def curve_of(g: Group, kind: str, bits: int, c: Cluster, library: Library) -> Curve:
+def curve_of(g: RankGroup, kind: str, bits: int, c: Cluster, library: Library) -> Curve:
     """Where among the measurements a group stands."""
     op = "send" if kind in SINGLE else kind
     level = next((x for n, x in c.levels if n != "fabric" and x.bytes_per_s >= float(g.rate)), None)

@@ -52,7 +52,7 @@ ATEN_WEIGHT_SLOTS = 35.0
 FACTORS = table("factors/conv", Factor)
 
 
-class Way(NamedTuple):
+class ConvWay(NamedTuple):
     """Seconds of arithmetic, of memory, and of what neither hides; bytes from and to DRAM;
     instructions of lanes, where they say more than the products do."""
 
@@ -75,8 +75,8 @@ def seconds(s: Sheet, work: Work, tiles: Tiles, target: Target, p: Mapping[str, 
 
 
 def _shared(
-    s: Sheet, work: Work, tiles: Tiles, target: Target, p: Mapping[str, Number], direct: Way
-) -> Way:
+    s: Sheet, work: Work, tiles: Tiles, target: Target, p: Mapping[str, Number], direct: ConvWay
+) -> ConvWay:
     """The fastest of the ways that share products between threads, and of `direct` where groups
     have few channels."""
     peak = s.put("peak", target.peak("vector", work.dtype), "flop/s")
@@ -117,11 +117,11 @@ def _slower(
     return s.xp.maximum(1.0, watts / (target.tdp_w * (1 - p["idle"]))) ** p["bend"]
 
 
-def _faster(s: Sheet, one: Way, other: Way, allowed: Number = 1.0) -> Way:
+def _faster(s: Sheet, one: ConvWay, other: ConvWay, allowed: Number = 1.0) -> ConvWay:
     """The other way, where it is allowed and takes less."""
     times = [s.xp.maximum(way.compute, way.memory) + way.rest for way in (one, other)]
     taken = allowed * (times[1] < times[0]) > 0
-    return Way(*(s.xp.where(taken, b, a) for a, b in zip(one, other, strict=True)))
+    return ConvWay(*(s.xp.where(taken, b, a) for a, b in zip(one, other, strict=True)))
 
 
 def _gemm(
@@ -165,7 +165,7 @@ def _shape(s: Sheet, work: Work) -> tuple[Number, Number, Number, Number, Number
 
 def _implicit(
     s: Sheet, work: Work, tiles: Tiles, target: Target, p: Mapping[str, Number], rate: Number
-) -> Way:
+) -> ConvWay:
     b, m, n, k = (work.extents[d] for d in "bmnk")
     tm, tn = tiles.along("m", work, s), tiles.along("n", work, s)
     count = s.put("blocks", b * s.xp.ceil(m / tm) * s.xp.ceil(n / tn))
@@ -176,7 +176,7 @@ def _implicit(
     return _way(s, "implicit gemm", work, target, p, compute, memory, flops, p["start"])
 
 
-def _direct(s: Sheet, work: Work, target: Target, p: Mapping[str, Number]) -> Way:
+def _direct(s: Sheet, work: Work, target: Target, p: Mapping[str, Number]) -> ConvWay:
     """Each output's window by itself: the instructions for each of its cells, or memory. ATen's
     gradient of images goes through the window of each cell, whatever the stride leaves of it."""
     window, weights = work.detail_as(ConvShape), work.form == "of weights"
@@ -195,12 +195,12 @@ def _direct(s: Sheet, work: Work, target: Target, p: Mapping[str, Number]) -> Wa
     share = p["dram share"] if weights else p["direct dram share"]
     memory = work.nbytes / (target.dram_bytes_per_s * share)
     memory = s.put("direct: memory", memory, "s")
-    return Way(
+    return ConvWay(
         compute, memory, p["start"] + 0.0 * compute, work.nbytes + 0.0 * compute, cells * each
     )
 
 
-def _fused(s: Sheet, work: Work, target: Target, p: Mapping[str, Number], rate: Number) -> Way:
+def _fused(s: Sheet, work: Work, target: Target, p: Mapping[str, Number], rate: Number) -> ConvWay:
     xp = s.xp
     b, m, n, channels, images = _shape(s, work)
     side = xp.sqrt(m / images)
@@ -219,7 +219,7 @@ def _fused(s: Sheet, work: Work, target: Target, p: Mapping[str, Number], rate: 
     return _way(s, "winograd 2x2", work, target, p, compute, memory, flops, rest)
 
 
-def _passes(s: Sheet, work: Work, target: Target, p: Mapping[str, Number], rate: Number) -> Way:
+def _passes(s: Sheet, work: Work, target: Target, p: Mapping[str, Number], rate: Number) -> ConvWay:
     xp = s.xp
     b, m, n, channels, images = _shape(s, work)
     side = xp.sqrt(m / images)
@@ -251,7 +251,7 @@ def _way(
     memory: Number,
     flops: Number,
     rest: Number,
-) -> Way:
+) -> ConvWay:
     """Compute at the clock that power allows, memory, and what neither hides nor is hidden."""
     run_s = s.xp.maximum(compute, memory) + rest
     slower = _slower(s, target, p, run_s, flops, work.dtype.bits)
@@ -260,7 +260,7 @@ def _way(
     rest = s.put(f"{name}: rest", p["overlap"] * s.xp.minimum(compute, memory) + rest, "s")
     s.put(name, s.xp.maximum(compute, memory) + rest, "s")
     moved = memory * target.dram_bytes_per_s * p["dram share"]
-    return Way(compute, memory, rest, moved, 0.0 * compute)
+    return ConvWay(compute, memory, rest, moved, 0.0 * compute)
 
 
 def candidates(work: Work, target: Target) -> Tiles:

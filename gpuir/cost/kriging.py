@@ -44,7 +44,7 @@ class Curve(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Part:
+class CurvePart:
     """A part of the difference: the fields of curves that share it, its standard deviation, and
     over how many doublings of bytes and of ranks it fades by e. A row of
     data/collective_parts.csv, of one node or of a network."""
@@ -57,8 +57,8 @@ class Part:
 
 
 @cache
-def _parts(place: str) -> tuple[Part, ...]:
-    return tuple(p for p in table("collective_parts", Part) if p.place == place)
+def _parts(place: str) -> tuple[CurvePart, ...]:
+    return tuple(p for p in table("collective_parts", CurvePart) if p.place == place)
 
 
 HOST = 3.0  # copies through the host vary more, by so much

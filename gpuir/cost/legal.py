@@ -15,7 +15,7 @@ import numpy as np
 
 from gpuir.cost.nest import (
     WIDEST_HEAD_BYTES,
-    Nest,
+    TiledNest,
     Tiles,
     copies_asynchronously,
     runs_on_tensor,
@@ -48,7 +48,7 @@ class Need:
         return f"{self.what}: {float(self.wants):,.0f} {self.unit}, {limit} {float(self.has):,.0f}"
 
 
-def needs(nest: Nest, target: Target) -> tuple[Need, ...]:
+def needs(nest: TiledNest, target: Target) -> tuple[Need, ...]:
     """What the tiles of a nest ask of the target: of a CPU nothing, whose libraries block for its
     caches by themselves."""
     if target.is_cpu:

@@ -100,7 +100,7 @@ class Tiles:
 
 
 @dataclass(frozen=True)
-class Nest:
+class TiledNest:
     """A work under tiles on a target."""
 
     work: Work
@@ -121,7 +121,7 @@ class Nest:
     padding: Number  # nest points over points computed
 
 
-def cut(work: Work, tiles: Tiles, target: Target, s: Sheet | None = None) -> Nest:
+def cut(work: Work, tiles: Tiles, target: Target, s: Sheet | None = None) -> TiledNest:
     """The nest of `work` cut by `tiles` on `target`."""
     s = s or Sheet()
     xp, sm, extents = s.xp, target.sm, work.extents
@@ -170,7 +170,7 @@ def cut(work: Work, tiles: Tiles, target: Target, s: Sheet | None = None) -> Nes
     waves = s.put("waves", blocks / (target.sms * resident))
     load = s.put("blocks of the busiest SM", xp.ceil(blocks / target.sms))
     tail = s.put("tail: used share of SM time", blocks / (load * target.sms))
-    return Nest(
+    return TiledNest(
         work=work,
         tiles=tiles,
         sizes=sizes,

@@ -14,7 +14,7 @@ import numpy as np
 
 from gpuir.cost.data import table
 from gpuir.cost.family import Family, Terms
-from gpuir.cost.nest import Nest, Tiles, cut, l2_drawn
+from gpuir.cost.nest import TiledNest, Tiles, cut, l2_drawn
 from gpuir.cost.sheet import Factor, Number, Sheet
 from gpuir.cost.stream import dram_share, drawn, joined, lanes_s, slots, sustained_hz
 from gpuir.cost.work import SECTOR_BYTES, Channels, Work
@@ -78,7 +78,7 @@ def seconds(s: Sheet, work: Work, tiles: Tiles, target: Target, p: Mapping[str, 
 
 
 def _last_s(
-    s: Sheet, nest: Nest, target: Target, block_s: Number, p: Mapping[str, Number]
+    s: Sheet, nest: TiledNest, target: Target, block_s: Number, p: Mapping[str, Number]
 ) -> Number:
     """Seconds of the last blocks, on SMs that have the memory to themselves: as many at once as
     make 2048 threads, and no more than an SM runs in all. More SMs do not make them longer."""
@@ -91,7 +91,7 @@ def _last_s(
 
 
 def _memory_s(
-    s: Sheet, nest: Nest, resident: Number, target: Target, p: Mapping[str, Number]
+    s: Sheet, nest: TiledNest, resident: Number, target: Target, p: Mapping[str, Number]
 ) -> Number:
     """Seconds of DRAM or the L2, whichever is longer. A row that its block does not hold is read
     for each pass, again from DRAM where the rows under way are too many for the L2 to keep."""
@@ -121,7 +121,7 @@ def _memory_s(
     return xp.maximum(dram_s, l2_s)
 
 
-def _put_features(s: Sheet, nest: Nest, waves: Number, steps: Number) -> None:
+def _put_features(s: Sheet, nest: TiledNest, waves: Number, steps: Number) -> None:
     """What the network sees."""
     length = s.xp.maximum(nest.work.extents["r"], 1.0)
     s.put("log row length", s.xp.log(length))

@@ -50,7 +50,7 @@ FACTORS = table("factors/simt", Factor)
 
 
 @dataclass(frozen=True)
-class Cut:
+class CutProduct:
     """A product cut into blocks."""
 
     extents: tuple[Number, Number, Number, Number]  # b, m, n, k
@@ -83,7 +83,7 @@ def seconds(s: Sheet, work: Work, tiles: Tiles, target: Target, p: Mapping[str, 
     return Terms(compute_s, memory_s, latency_s, work.products / peak)
 
 
-def _cut(s: Sheet, work: Work, tiles: Tiles, target: Target, p: Mapping[str, Number]) -> Cut:
+def _cut(s: Sheet, work: Work, tiles: Tiles, target: Target, p: Mapping[str, Number]) -> CutProduct:
     xp, sms, split = s.xp, float(target.sms), tiles.split
     b, m, n, k = (xp.maximum(work.extents[d], 1.0) for d in ("b", "m", "n", "k"))
     tm, tn = tiles.dims["m"], tiles.dims["n"]
@@ -114,7 +114,7 @@ def _cut(s: Sheet, work: Work, tiles: Tiles, target: Target, p: Mapping[str, Num
     s.put("no batch", xp.where(b > 1.0, 0.0, 1.0))
     cells = tm * tn * slices / threads
     most = xp.ceil(rounds)
-    return Cut((b, m, n, k), down, across, whole, steps, slices, cells, resident, load, most)
+    return CutProduct((b, m, n, k), down, across, whole, steps, slices, cells, resident, load, most)
 
 
 def _busy_s(
@@ -123,7 +123,7 @@ def _busy_s(
     tiles: Tiles,
     target: Target,
     p: Mapping[str, Number],
-    cut: Cut,
+    cut: CutProduct,
     peak: Number,
 ) -> Number:
     """Seconds of the busiest SM: its blocks' steps, each as long as its products or the wait for
@@ -171,7 +171,7 @@ def _l2_rate(target: Target, p: Mapping[str, Number]) -> Number:
 
 
 def _moved(
-    s: Sheet, work: Work, tiles: Tiles, target: Target, p: Mapping[str, Number], cut: Cut
+    s: Sheet, work: Work, tiles: Tiles, target: Target, p: Mapping[str, Number], cut: CutProduct
 ) -> tuple[Number, Number, Number]:
     """Bytes through the L2, bytes from and to DRAM, and the seconds that the slower takes.
 
@@ -229,7 +229,7 @@ def _slower(
     tiles: Tiles,
     target: Target,
     p: Mapping[str, Number],
-    cut: Cut,
+    cut: CutProduct,
     l2_bytes: Number,
     dram_bytes: Number,
     run_s: Number,

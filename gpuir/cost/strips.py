@@ -115,7 +115,7 @@ def library(work: Work, target: Target) -> str:
 
 
 @dataclass(frozen=True)
-class Ran:
+class RanKernel:
     """Which of a library's kernels ran: 1 or 0, by shape."""
 
     single: Number  # that of one query a sequence; TensorRT-LLM takes a first token for a prompt
@@ -126,7 +126,7 @@ class Ran:
     packed: Number  # whose strips also take the heads that share keys
 
 
-def ran(work: Work, target: Target, xp: Any) -> Ran:
+def ran(work: Work, target: Target, xp: Any) -> RanKernel:
     """By the library's rules. FlashAttention-2 packs heads of one query, but behind a window
     (flash_api.cpp, seqlenq_ngroups_swapped); FlashAttention-3 does of many too (pack_gqa), and
     FlashInfer and vLLM's unified attention always."""
@@ -140,16 +140,16 @@ def ran(work: Work, target: Target, xp: Any) -> Ran:
         if own == "" and not has_clusters(target):
             packed = single * (1 - heads_of(work).windowed)
         packed = 0.0 if is_efficient(work, target) else packed
-        return Ran(single, 0.0, 0.0, 0.0, 0.0, packed)
+        return RanKernel(single, 0.0, 0.0, 0.0, 0.0, packed)
     single = single * xp.where(keys > 1, 1.0, 0.0)
     if is_blackwell(work, target):
         odd = xp.where(head - 16 * xp.floor(head / 16) > 0, 1.0, 0.0)
-        return Ran(single, 0.0, 0.0, 0.0, odd, single)
+        return RanKernel(single, 0.0, 0.0, 0.0, odd, single)
     whole = single * xp.where(head > LATENT_HEAD, 0.0, 1.0)
     blocks = key_heads(work) * xp.maximum(xp.floor(keys / XQA_KEYS), 1.0)
     few = xp.where(XQA_LEAST * blocks < target.sms, 1.0, 0.0)
     lanes = whole * xp.where(group < 2, 1.0, xp.where(group > XQA_HEADS, 1.0, few))
-    return Ran(single, lanes, whole - lanes, whole, 0.0, single - lanes)
+    return RanKernel(single, lanes, whole - lanes, whole, 0.0, single - lanes)
 
 
 @dataclass(frozen=True)
@@ -326,7 +326,7 @@ def halves(work: Work, target: Target, xp: Any) -> Number:
     return xp.ceil(work.extents["e"] / BLOCK_COLUMNS)
 
 
-def is_plain(work: Work, tiles: Tiles, kernel: Ran, xp: Any) -> Number:
+def is_plain(work: Work, tiles: Tiles, kernel: RanKernel, xp: Any) -> Number:
     """Whether a kernel before sm_90 takes a step's keys and values before it goes on: FlashInfer's
     of many queries, TensorRT-LLM's that are not tiled. 1 or 0, by the tile it has."""
     if work.kind == "flashinfer":

@@ -161,7 +161,7 @@ def _compute(
 
 
 @dataclass(frozen=True)
-class Step:
+class BlockStep:
     """Seconds of one step of one block: `full` at the full clock, of which the longer of `clocked`,
     that goes by the clock, and `still`, that does not. `beside` goes by the clock too."""
 
@@ -180,7 +180,7 @@ def _step(
     peak: Number,
     l2_rate: Number,
     follows: Number,
-) -> Step:
+) -> BlockStep:
     """One step of one block, an SM to itself; operands come from the L2 at `l2_rate`, at which it
     `follows` the clock."""
     xp = s.xp
@@ -206,7 +206,7 @@ def _step(
     if is_halved(target, work.rate_dtype):
         leak = HALVED_LEAK * leak
     full = xp.maximum(xp.maximum(products, loads), chain) + leak * xp.minimum(products, loads)
-    return Step(
+    return BlockStep(
         full=s.put("step", full, "s"),
         clocked=xp.maximum(products, taken),
         still=xp.maximum(nbytes / l2_rate, chain),

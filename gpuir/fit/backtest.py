@@ -24,7 +24,7 @@ import numpy as np
 from gpuir.cost.families import FAMILIES, family_of
 from gpuir.cost.learned import Familiar, Interval, Model, Trained
 from gpuir.cost.tile import predict
-from gpuir.fit.batch import Batch
+from gpuir.fit.batch import MeasuredBatch
 from gpuir.fit.calibrate import calibration
 from gpuir.fit.columns import Floats, Ints
 from gpuir.fit.learn import AS_THEY_ARE, Watch, fitted, samples, usable
@@ -78,7 +78,9 @@ class Backtests:
         return Backtests(others(self.unseen), others(self.calibrated), others(self.known))
 
 
-def backtests(batches: Sequence[Batch], *, seed: int = 0, watch: Watch | None = None) -> Backtests:
+def backtests(
+    batches: Sequence[MeasuredBatch], *, seed: int = 0, watch: Watch | None = None
+) -> Backtests:
     """All three."""
     batches = usable(batches, seed)
     left_out = _each_left_out(batches, seed, watch)
@@ -90,7 +92,7 @@ def backtests(batches: Sequence[Batch], *, seed: int = 0, watch: Watch | None = 
 
 
 def leave_one_out(
-    batches: Sequence[Batch], *, seed: int = 0, watch: Watch | None = None
+    batches: Sequence[MeasuredBatch], *, seed: int = 0, watch: Watch | None = None
 ) -> dict[str, Model]:
     """For each GPU of the measurements, the model fitted to those of all the others. Its intervals
     are from the errors that those had when they were left out."""
@@ -108,7 +110,9 @@ class _LeftOut:
     calibrated: Backtest
 
 
-def _each_left_out(batches: Sequence[Batch], seed: int, watch: Watch | None) -> dict[str, _LeftOut]:
+def _each_left_out(
+    batches: Sequence[MeasuredBatch], seed: int, watch: Watch | None
+) -> dict[str, _LeftOut]:
     """By GPU, in as many processes as there are cores."""
     devices = sorted({b.target.device for b in batches})
     done: dict[str, _LeftOut] = {}
@@ -122,7 +126,7 @@ def _each_left_out(batches: Sequence[Batch], seed: int, watch: Watch | None) -> 
     return done
 
 
-def _without(batches: Sequence[Batch], seed: int, device: str) -> _LeftOut:
+def _without(batches: Sequence[MeasuredBatch], seed: int, device: str) -> _LeftOut:
     """The model of the families that a GPU has, fitted to the others' measurements."""
     rest = [b for b in batches if b.target.device != device]
     own = [b for b in batches if b.target.device == device]
@@ -152,9 +156,11 @@ def _errors(left_out: Mapping[str, _LeftOut]) -> Backtests:
     return Backtests(unseen, calibrated)
 
 
-def halves(batches: Iterable[Batch], seed: int) -> tuple[list[Batch], list[Batch]]:
+def halves(
+    batches: Iterable[MeasuredBatch], seed: int
+) -> tuple[list[MeasuredBatch], list[MeasuredBatch]]:
     """The batches, their shapes divided in two at random."""
-    sides: tuple[list[Batch], list[Batch]] = ([], [])
+    sides: tuple[list[MeasuredBatch], list[MeasuredBatch]] = ([], [])
     rng = np.random.default_rng(seed)
     for batch in batches:
         left = rng.random(int(batch.which.max(initial=0)) + 1) < 0.5
@@ -164,7 +170,7 @@ def halves(batches: Iterable[Batch], seed: int) -> tuple[list[Batch], list[Batch
     return sides
 
 
-def misses(batches: Iterable[Batch], model: Model) -> dict[str, list[Misses]]:
+def misses(batches: Iterable[MeasuredBatch], model: Model) -> dict[str, list[Misses]]:
     """The errors of a model on rows that are `usable`, by family."""
     batches = list(batches)
     found: dict[str, list[Misses]] = {}

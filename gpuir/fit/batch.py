@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpuir.cost.work import Work
-from gpuir.fit.columns import Floats, Ints, Words
+from gpuir.fit.columns import Floats, Ints, WordColumn
 from gpuir.targets.target import Target
 
 Flags = NDArray[np.bool_]
@@ -35,7 +35,7 @@ class Clock:
 
 
 @dataclass(frozen=True)
-class Batch:
+class MeasuredBatch:
     """Rows of one table, operator, device and dtype, each the same kernels in other extents.
 
     `works` are the kernels of a row, launched one after another, with one entry for each distinct
@@ -56,7 +56,7 @@ class Batch:
     clock: Clock = Clock()
     suspect: str = ""
     rough: bool = False
-    words: Mapping[str, Words] = field(default_factory=dict[str, Words])
+    words: Mapping[str, WordColumn] = field(default_factory=dict[str, WordColumn])
     dims: Mapping[str, Floats] = field(default_factory=dict[str, Floats])
 
     def __len__(self) -> int:
@@ -73,19 +73,19 @@ class Batch:
         return self.latency_s - self.clock.lead_s
 
     @property
-    def split(self) -> Words:
-        return self.words.get("split", Words.same("", len(self)))
+    def split(self) -> WordColumn:
+        return self.words.get("split", WordColumn.same("", len(self)))
 
-    def take(self, rows: Ints | Flags) -> Batch:
+    def take(self, rows: Ints | Flags) -> MeasuredBatch:
         """These rows alone; the shapes stay."""
         return replace(
             self,
             which=self.which[rows],
             latency_s=self.latency_s[rows],
-            words={n: Words(w.codes[rows], w.names) for n, w in self.words.items()},
+            words={n: WordColumn(w.codes[rows], w.names) for n, w in self.words.items()},
         )
 
-    def alone(self) -> Batch:
+    def alone(self) -> MeasuredBatch:
         """The same rows, without the shapes that none of them has."""
         shapes, which = np.unique(self.which, return_inverse=True)
         return replace(
@@ -99,7 +99,7 @@ class Batch:
         """The rows of each distinct thing that these columns say, and what that is."""
         if not names:
             return [((), np.arange(len(self)))]
-        columns = [self.words.get(n, Words.same("", len(self))) for n in names]
+        columns = [self.words.get(n, WordColumn.same("", len(self))) for n in names]
         parts = alike([c.codes for c in columns])
         return [(tuple(c.names[c.codes[rows[0]]] for c in columns), rows) for rows in parts]
 

@@ -33,7 +33,7 @@ from gpuir.cost.learned import Array, Model, Trained, factors, shipped
 from gpuir.cost.nest import Tiles
 from gpuir.cost.sheet import Factor, Number, Sheet
 from gpuir.cost.tile import estimate, predict
-from gpuir.fit.batch import Batch
+from gpuir.fit.batch import MeasuredBatch
 from gpuir.fit.columns import Floats, Ints
 from gpuir.targets.target import Table, Target
 
@@ -75,14 +75,19 @@ class FamilyFit:
     refused: float = 0.0
 
 
-class Way(NamedTuple):
+class CalibrationWay(NamedTuple):
     """What calibration may do to a family: move its factors, correct kernels by others' errors."""
 
     factors: bool
     local: bool
 
 
-WAYS = (Way(True, True), Way(False, True), Way(True, False), Way(False, False))  # most first
+WAYS = (
+    CalibrationWay(True, True),
+    CalibrationWay(False, True),
+    CalibrationWay(True, False),
+    CalibrationWay(False, False),
+)  # most first
 NOTHING = WAYS[-1]
 
 
@@ -102,7 +107,7 @@ class Knob:
 
 def calibration(
     target: Target,
-    batches: Iterable[Batch],
+    batches: Iterable[MeasuredBatch],
     *,
     model: Model | None = None,
     no_worse: bool = False,
@@ -148,7 +153,7 @@ def calibration(
     return target, tuple(fits)
 
 
-def chosen(errors: Mapping[Way, Floats], wary: bool) -> Way:
+def chosen(errors: Mapping[CalibrationWay, Floats], wary: bool) -> CalibrationWay:
     """The way to go by how far off each row is in each: when `wary` the least that is about as good
     as the best, else the most. Wary of a known GPU, and of rows of several dtypes, where the mean
     of a few is that of the noisiest."""
@@ -184,10 +189,10 @@ def with_factors(target: Target, moved: Mapping[str, float]) -> Target:
 # ---------------------------------------------------------------------------- measurements
 
 
-def groups(target: Target, batches: Iterable[Batch]) -> list[list[Batch]]:
+def groups(target: Target, batches: Iterable[MeasuredBatch]) -> list[list[MeasuredBatch]]:
     """The usable rows, each with kernels of its own, those of different families apart unless their
     kernels come together."""
-    related: list[tuple[set[str], list[Batch]]] = []
+    related: list[tuple[set[str], list[MeasuredBatch]]] = []
     for batch in batches:
         rows = np.flatnonzero(~batch.on_floor)
         if batch.suspect or not len(rows):
@@ -201,7 +206,7 @@ def groups(target: Target, batches: Iterable[Batch]) -> list[list[Batch]]:
     return [mine for _, mine in related]
 
 
-def _rows(batch: Batch, rows: Ints) -> Batch:
+def _rows(batch: MeasuredBatch, rows: Ints) -> MeasuredBatch:
     """Some rows of a batch, each its own shape."""
     some = batch.take(rows)
     works = tuple(w.take(some.which) for w in some.works)
@@ -225,7 +230,7 @@ class Trials(Sheet):
         return moved
 
 
-def _errors(target: Target, batch: Batch, model: Model) -> Floats:
+def _errors(target: Target, batch: MeasuredBatch, model: Model) -> Floats:
     """Logarithms of predicted over measured."""
     times = [predict(w, target, model=model).time_s for w in batch.works]
     return _compared(batch, sum(times, np.zeros(len(batch))), target)
@@ -233,7 +238,7 @@ def _errors(target: Target, batch: Batch, model: Model) -> Floats:
 
 def _tried(
     target: Target,
-    batch: Batch,
+    batch: MeasuredBatch,
     tiles: Sequence[Tiles],
     multipliers: Mapping[str, Array],
     model: Model,
@@ -246,7 +251,7 @@ def _tried(
     return _compared(batch, total, target)
 
 
-def _compared(batch: Batch, total: Floats, target: Target) -> Floats:
+def _compared(batch: MeasuredBatch, total: Floats, target: Target) -> Floats:
     """Logarithms of seconds in all of a batch's kernels over what was measured."""
     if not batch.clock.launches:
         total = total - len(batch.works) * target.launch_s
@@ -256,7 +261,7 @@ def _compared(batch: Batch, total: Floats, target: Target) -> Floats:
 # ---------------------------------------------------------------------------- fitting
 
 
-def _knobs(target: Target, group: Sequence[Batch], model: Model) -> list[Knob]:
+def _knobs(target: Target, group: Sequence[MeasuredBatch], model: Model) -> list[Knob]:
     """The factors that may move, in multiples of what the model has for this device."""
     families = {f.name: f for b in group for f in (family_of(w, target) for w in b.works)}
     plain = replace(target, factors=Table())
@@ -272,8 +277,11 @@ def _knobs(target: Target, group: Sequence[Batch], model: Model) -> list[Knob]:
 
 
 def _fitted(
-    target: Target, group: Sequence[Batch], model: Model, ways: Iterable[Way] = WAYS
-) -> dict[Way, Target]:
+    target: Target,
+    group: Sequence[MeasuredBatch],
+    model: Model,
+    ways: Iterable[CalibrationWay] = WAYS,
+) -> dict[CalibrationWay, Target]:
     """The target, calibrated in each of some ways to one group's kernels. What was said of them
     before goes, unless nothing is to be done."""
     names = {family_of(w, target).name for b in group for w in b.works}
@@ -286,7 +294,7 @@ def _fitted(
     moved = plain
     if any(way.factors for way in ways):
         moved = with_factors(plain, _multipliers(plain, group, model))
-    targets: dict[Way, Target] = {}
+    targets: dict[CalibrationWay, Target] = {}
     for way in ways:
         there = moved if way.factors else plain
         if way.local:
@@ -299,7 +307,7 @@ def _without(multipliers: Table[float], groups: set[str]) -> Table[float]:
     return Table({p: v for p, v in multipliers.items() if p.partition(".")[0] not in groups})
 
 
-def _multipliers(target: Target, group: Sequence[Batch], model: Model) -> dict[str, float]:
+def _multipliers(target: Target, group: Sequence[MeasuredBatch], model: Model) -> dict[str, float]:
     """Multipliers of the factors of one group's families, rounded to four digits."""
     knobs = _knobs(target, group, model)
     if not knobs:
@@ -359,7 +367,7 @@ def _cost(errors: Array, x: Array, usual: float, spreads: Array) -> float:
     return float(bent.sum() + np.sum((x / spreads) ** 2))
 
 
-def _local(target: Target, group: Sequence[Batch], model: Model) -> dict[str, float]:
+def _local(target: Target, group: Sequence[MeasuredBatch], model: Model) -> dict[str, float]:
     """By how much each kernel measured is still missed, where that says something of others:
     kernels of which each is predicted better by the others' errors than without. Of several
     launched together it is the last that is missed."""
@@ -394,7 +402,9 @@ def _mean_size(errors: Floats) -> float:
     return float(np.mean(np.abs(errors)))
 
 
-def _held_out(target: Target, group: Sequence[Batch], model: Model) -> dict[Way, Floats]:
+def _held_out(
+    target: Target, group: Sequence[MeasuredBatch], model: Model
+) -> dict[CalibrationWay, Floats]:
     """For each way, how far off each row is, predicted by a calibration without it: logarithms of
     predicted over measured."""
     errors_of = {way: [np.zeros(len(b)) for b in group] for way in WAYS}

@@ -12,7 +12,7 @@ from gpuir.cost.learned import Interval, Model
 from gpuir.cost.tile import BY
 from gpuir.fit.backtest import CALIBRATED_ON, Backtests, Misses, held, usual_spread
 from gpuir.fit.learn import BELIEVED, COARSE, NET_DECAY, ROUNDS, ROWS
-from gpuir.fit.tables import Table
+from gpuir.fit.tables import MeasuredTable
 
 SOURCES = """\
 Measurements: NeuSight artifact (Lee, Phanishayee, Mahajan, ASPLOS 2025; MIT), fp32 kernels timed
@@ -23,7 +23,7 @@ profiles (Agrawal et al., MLSys 2024; MIT). The tables are not shipped.
 
 def card(
     name: str,
-    tables: Sequence[Table],
+    tables: Sequence[MeasuredTable],
     model: Model,
     backtests: Backtests,
     *,
@@ -65,7 +65,7 @@ def card(
     return "\n".join(parts)
 
 
-def _data(tables: Sequence[Table]) -> Iterator[str]:
+def _data(tables: Sequence[MeasuredTable]) -> Iterator[str]:
     """Each file by its name and its folder's: where they lie is nobody's business."""
     for t in tables:
         name = "/".join(Path(t.file).parts[-2:])

@@ -10,7 +10,7 @@ import numpy as np
 from gpuir.cost.data import table
 from gpuir.cost.roofline import bounds
 from gpuir.cost.sheet import Number
-from gpuir.fit.batch import Batch, Clock
+from gpuir.fit.batch import Clock, MeasuredBatch
 from gpuir.fit.columns import Floats
 from gpuir.fit.readers import Timing
 
@@ -42,7 +42,7 @@ VARIED_S = {"conv": 5e-5}
 FEWEST_TINY = 6
 
 
-def clocked(batches: Sequence[Batch], timing: Timing) -> tuple[Batch, ...]:
+def clocked(batches: Sequence[MeasuredBatch], timing: Timing) -> tuple[MeasuredBatch, ...]:
     """The batches of a table with what their measurements hold besides the kernels: the same for
     all of one operator and device."""
     if timing == "profiler":
@@ -63,7 +63,7 @@ HOST_BOUND, HOST_BOUND_S = 3.0, 15e-6
 STACK = ("framework", "version")
 
 
-def _host_bound(batches: Sequence[Batch]) -> Iterator[Batch]:
+def _host_bound(batches: Sequence[MeasuredBatch]) -> Iterator[MeasuredBatch]:
     """Batches timed in CUDA graphs; rows of stacks that were not, in batches of their own."""
     floors: dict[tuple[str, ...], Floats] = {}
     for batch in batches:
@@ -89,7 +89,7 @@ def _host_bound(batches: Sequence[Batch]) -> Iterator[Batch]:
             yield batch.take(~bound) if bound.any() else batch
 
 
-def clock_of(batches: Sequence[Batch], timing: Timing) -> Clock:
+def clock_of(batches: Sequence[MeasuredBatch], timing: Timing) -> Clock:
     """The clock of one operator's measurements on one device, made by events or the host."""
     op, amd = batches[0].op, batches[0].target.vendor == "AMD"
     call = _call(op)
@@ -105,7 +105,7 @@ def clock_of(batches: Sequence[Batch], timing: Timing) -> Clock:
     return Clock(floor_s, floor_s * share)
 
 
-def roof_s(batch: Batch) -> Floats:
+def roof_s(batch: MeasuredBatch) -> Floats:
     """The least time of each row's kernels, by the roofline."""
     least: Number = sum((np.maximum(*bounds(w, batch.target)) for w in batch.works), 0.0)
     return np.asarray(least)[batch.which]

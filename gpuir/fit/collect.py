@@ -21,10 +21,10 @@ import numpy as np
 
 from gpuir.cost.tile import predict
 from gpuir.files import read_text, write_whole
-from gpuir.fit.batch import Batch
+from gpuir.fit.batch import MeasuredBatch
 from gpuir.fit.benchmarks import BENCHMARKS, COLUMNS, is_narrow, works_of
 from gpuir.fit.campaign import Problem
-from gpuir.fit.columns import Columns, Words
+from gpuir.fit.columns import Columns, WordColumn
 from gpuir.fit.machine import Machine
 from gpuir.fit.readers import Reader, Shapes, Unmodelled
 from gpuir.fit.timing import FEWEST, MOST
@@ -42,7 +42,7 @@ MEMORY_SHARE = 0.6  # of what is free, that a row's tensors may take
 
 
 @dataclass(frozen=True)
-class Row:
+class MeasuredRow:
     """A row measured: seconds, or why there are none."""
 
     problem: Problem
@@ -56,7 +56,7 @@ class Row:
         return not self.note
 
 
-def measure(machine: Machine, problem: Problem, budget_s: float = BUDGET_S) -> Row:
+def measure(machine: Machine, problem: Problem, budget_s: float = BUDGET_S) -> MeasuredRow:
     """One row. What cannot run here (no such dtype, no memory) is said in its note."""
     bytes_moved = float(
         sum(np.sum(w.nbytes) for w in works_of(problem.op, problem.dtype, problem.shape))
@@ -71,11 +71,11 @@ def measure(machine: Machine, problem: Problem, budget_s: float = BUDGET_S) -> R
         except Exception as error:  # whatever stops a row, the others are measured
             _check_alive(machine, problem, error)
             return _failed(problem, " ".join(str(error).split())[:160] or type(error).__name__)
-    return Row(problem, timing.seconds, timing.spread, timing.repeats)
+    return MeasuredRow(problem, timing.seconds, timing.spread, timing.repeats)
 
 
-def _failed(problem: Problem, why: str) -> Row:
-    return Row(problem, float("nan"), 0.0, 0, why)
+def _failed(problem: Problem, why: str) -> MeasuredRow:
+    return MeasuredRow(problem, float("nan"), 0.0, 0, why)
 
 
 def _check_alive(machine: Machine, problem: Problem, error: Exception) -> None:
@@ -114,7 +114,7 @@ def collect(
     *,
     device: str,
     budget_s: float = BUDGET_S,
-    watch: Callable[[Row], None] | None = None,
+    watch: Callable[[MeasuredRow], None] | None = None,
 ) -> int:
     """Measures the rows that the table at `path` has not, and appends them; gives how many.
 
@@ -254,7 +254,7 @@ def _problem(row: Mapping[str, str]) -> Iterator[Problem]:
         yield Problem(row["op"], row["dtype"], tuple((c, int(float(n))) for c, n in extents))
 
 
-def _cells(row: Row, machine: Machine, device: str) -> dict[str, Any]:
+def _cells(row: MeasuredRow, machine: Machine, device: str) -> dict[str, Any]:
     measured = row.is_measured
     return {
         **machine.facts,
@@ -271,14 +271,16 @@ def _cells(row: Row, machine: Machine, device: str) -> dict[str, Any]:
     }
 
 
-def batches_of(rows: Iterable[Row], target: Target) -> list[Batch]:
+def batches_of(rows: Iterable[MeasuredRow], target: Target) -> list[MeasuredBatch]:
     """Rows measured on a target, as a table of them would read."""
-    batches: list[Batch] = []
+    batches: list[MeasuredBatch] = []
     for op, dtype, group in _alike([row for row in rows if row.is_measured], lambda r: r.problem):
         extents = _extents([row.problem for row in group])
         latency_s = np.array([row.latency_s for row in group])
         works, which = works_of(op, dtype, extents), np.arange(len(group))
-        batch = Batch("", op, target.name, dtype, target, works, which, latency_s, dims=extents)
+        batch = MeasuredBatch(
+            "", op, target.name, dtype, target, works, which, latency_s, dims=extents
+        )
         batches.append(batch)
     return batches
 
@@ -325,7 +327,7 @@ def _prepared(columns: Columns) -> Columns:
         for column in {*COLUMNS} - {*(BENCHMARKS[op].columns if op in BENCHMARKS else ())}:
             extents[column] = np.where(rows, 1.0, extents[column])
         narrow |= rows & is_narrow(op, extents)
-    marks = Words(narrow.astype(np.int64), ("", "narrow"))
+    marks = WordColumn(narrow.astype(np.int64), ("", "narrow"))
     return columns.with_cells({**extents, "narrow": marks})
 
 

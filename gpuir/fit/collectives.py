@@ -12,8 +12,8 @@ import numpy as np
 from gpuir.cost.collective import (
     FACTORS,
     NOT_IN_SWITCH,
-    Group,
     Library,
+    RankGroup,
     chosen,
     curve_of,
     flat_group,
@@ -81,7 +81,7 @@ RACKS = ("gb200", "gb300")
 
 
 @dataclass(frozen=True)
-class Series:
+class CollectiveSeries:
     """The rows of a table that differ in size alone. `nbytes`, `time_s` and `spread` (max / min - 1
     of repeats) are columns; `order` counts the rows of the file."""
 
@@ -91,24 +91,24 @@ class Series:
     op: str
     dtype: str
     near: int
-    group: Group
+    group: RankGroup
     curve: Curve
     target: str
     nbytes: Floats
     time_s: Floats
     spread: Floats
 
-    def at(self, rows: Any) -> Series:
+    def at(self, rows: Any) -> CollectiveSeries:
         return replace(
             self, nbytes=self.nbytes[rows], time_s=self.time_s[rows], spread=self.spread[rows]
         )
 
 
 @dataclass(frozen=True)
-class Table:
+class CollectiveTable:
     file: str
     count: int
-    series: tuple[Series, ...]
+    series: tuple[CollectiveSeries, ...]
     skipped: Mapping[str, int]
 
 
@@ -125,7 +125,7 @@ def cluster_of(system: str, ranks: int, near: int) -> Cluster:
     return cluster.with_nodes(nodes) if nodes > 1 else cluster
 
 
-def read(path: str | Path) -> Table:
+def read(path: str | Path) -> CollectiveTable:
     """The rows of a table of collectives, and why some are left out. UsageError where columns are
     missing."""
     file = TableFile(Path(path))
@@ -154,7 +154,7 @@ def read(path: str | Path) -> Table:
     world, near = (np.where(good, ranks, 0) for ranks in (numbers["world_size"], near))
     codes = np.stack([*(w.codes for w in words), version.codes, source.codes, world, near], axis=1)
     kinds, which = np.unique(codes.astype(np.int64), axis=0, return_inverse=True)
-    series: list[Series] = []
+    series: list[CollectiveSeries] = []
     for i, key in enumerate(kinds.tolist()):
         rows = np.flatnonzero((which.reshape(-1) == i) & good)
         if not len(rows):
@@ -177,12 +177,12 @@ def read(path: str | Path) -> Table:
                 spread=spread[rows],
             )
         )
-    return Table(c.file, c.count, tuple(series), skipped)
+    return CollectiveTable(c.file, c.count, tuple(series), skipped)
 
 
 def _series(
     system: str, library: str, mode: str, op: str, dtype: str, release: str, ranks: int, near: int
-) -> Series:
+) -> CollectiveSeries:
     if library not in LIBRARIES:
         raise UsageError(f"the library {library} is not modelled")
     if op not in OPS:
@@ -201,43 +201,45 @@ def _series(
     run = f"{system} {release}".strip()
     curve = curve_of(group, kind, bits, cluster, Library(library, mode, known, run))
     none = np.zeros(0)
-    return Series("", system, "", op, dtype, near, group, curve, cluster.name, none, none, none)
+    return CollectiveSeries(
+        "", system, "", op, dtype, near, group, curve, cluster.name, none, none, none
+    )
 
 
 # ---- predicting many --------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class Batch:
+class SeriesBatch:
     """Rows, by number, that one set of formulas holds for, as columns."""
 
     rows: Any
-    group: Group
+    group: RankGroup
     nbytes: Floats
     library: Library
 
 
-def batches(series: Sequence[Series]) -> list[Batch]:
+def batches(series: Sequence[CollectiveSeries]) -> list[SeriesBatch]:
     """The rows of series, one after another, by library and mode."""
     first = np.cumsum([0, *(len(s.nbytes) for s in series)])
     order: dict[Library, list[int]] = {}
     for i, s in enumerate(series):
         order.setdefault(Library(s.curve.library, s.curve.mode), []).append(i)
-    found: list[Batch] = []
+    found: list[SeriesBatch] = []
     for library, these in order.items():
         some = [series[i] for i in these]
         lengths = [len(s.nbytes) for s in some]
         columns = {
             name: np.repeat([getattr(s.group, name) for s in some], lengths)
-            for name in Group.__dataclass_fields__
+            for name in RankGroup.__dataclass_fields__
         }
         parts: list[Ints] = [np.arange(first[i], first[i + 1]) for i in these]
         nbytes = np.concatenate([s.nbytes for s in some])
-        found.append(Batch(np.concatenate(parts), Group(**columns), nbytes, library))
+        found.append(SeriesBatch(np.concatenate(parts), RankGroup(**columns), nbytes, library))
     return found
 
 
-def seconds(some: Sequence[Batch], factors: Mapping[str, Any]) -> Floats:
+def seconds(some: Sequence[SeriesBatch], factors: Mapping[str, Any]) -> Floats:
     """Seconds of each row by the formulas alone; [k, rows] where factors are columns of k."""
     k = np.shape(next(iter(factors.values())))[:1]
     found = np.zeros((*k, sum(len(b.rows) for b in some)))
@@ -247,7 +249,7 @@ def seconds(some: Sequence[Batch], factors: Mapping[str, Any]) -> Floats:
     return found
 
 
-def formula(series: Sequence[Series], factors: Mapping[str, float]) -> list[Floats]:
+def formula(series: Sequence[CollectiveSeries], factors: Mapping[str, float]) -> list[Floats]:
     """Seconds by the formulas alone, for each series."""
     return _apart(seconds(batches(series), factors), series)
 
@@ -257,16 +259,16 @@ def _joined(parts: Iterable[Floats]) -> Floats:
     return np.concatenate([np.zeros(0), *parts])
 
 
-def _lengths(series: Sequence[Series]) -> Ints:
+def _lengths(series: Sequence[CollectiveSeries]) -> Ints:
     return np.array([len(s.nbytes) for s in series], np.int64)
 
 
-def _apart(column: Floats, series: Sequence[Series]) -> list[Floats]:
+def _apart(column: Floats, series: Sequence[CollectiveSeries]) -> list[Floats]:
     """The part of a column that is each series'."""
     return np.split(column, np.cumsum(_lengths(series)))[: len(series)]
 
 
-def predicted(series: Sequence[Series], field: Field) -> list[Floats]:
+def predicted(series: Sequence[CollectiveSeries], field: Field) -> list[Floats]:
     """Seconds, for each series."""
     plain = formula(series, field.factors)
     which = np.repeat(np.arange(len(series)), _lengths(series))
@@ -283,24 +285,24 @@ MOST_STEPS = 20  # of the fit of factors
 FAR = 0.3  # beyond this difference of logarithms a point pulls less, and ever less
 
 
-def thinned(series: Sequence[Series]) -> list[Series]:
+def thinned(series: Sequence[CollectiveSeries]) -> list[CollectiveSeries]:
     """At most a point a bin: the size in the middle, its time moved by the median of time over
     bytes there, its spread the larger of repeats' and of the bin's."""
     return _merged([_thin(s) for s in series if len(s.nbytes) and not is_mislabelled(s)])
 
 
-def is_mislabelled(s: Series) -> bool:
+def is_mislabelled(s: CollectiveSeries) -> bool:
     """Whether rows are of other links than their system's, as the tables' README says: 343 GB/s
     between two A100, whose bridge has 300. They are scored, and nothing is fitted to them."""
     return (s.system, s.curve.op, s.curve.nodes) == ("vidur_a100_pcie_pair_nvlink", "send", 1)
 
 
-def _merged(points: Sequence[Series]) -> list[Series]:
+def _merged(points: Sequence[CollectiveSeries]) -> list[CollectiveSeries]:
     """Of equal curves (of several dtypes) one, the median of each size."""
-    groups: dict[Curve, list[Series]] = {}
+    groups: dict[Curve, list[CollectiveSeries]] = {}
     for s in points:
         groups.setdefault(s.curve, []).append(s)
-    found: list[Series] = []
+    found: list[CollectiveSeries] = []
     for some in groups.values():
         if len(some) > 1:
             nbytes = np.concatenate([s.nbytes for s in some])
@@ -316,7 +318,7 @@ def _merged(points: Sequence[Series]) -> list[Series]:
     return found
 
 
-def _thin(s: Series) -> Series:
+def _thin(s: CollectiveSeries) -> CollectiveSeries:
     bins = np.round(np.log2(s.nbytes) / STEP)
     if len(np.unique(bins)) == len(bins):
         return s
@@ -333,13 +335,13 @@ def _thin(s: Series) -> Series:
     return replace(s, nbytes=nbytes, time_s=time, spread=spread)
 
 
-def fit(series: Sequence[Series]) -> Field:
+def fit(series: Sequence[CollectiveSeries]) -> Field:
     """The factors, then what is added to them; without intervals."""
     points = thinned(series)
     return added(points, fit_factors(points), process_of(points))
 
 
-def fit_factors(points: Sequence[Series]) -> Mapping[str, float]:
+def fit_factors(points: Sequence[CollectiveSeries]) -> Mapping[str, float]:
     """Least squares of logarithms with Cauchy's weights, by Levenberg and Marquardt's method; each
     system, library and collective weighs the same. Groups of several nodes do not take part."""
     near = [s for s in points if s.curve.nodes == 1]
@@ -390,13 +392,13 @@ def fit_factors(points: Sequence[Series]) -> Mapping[str, float]:
     return dict(zip(names, np.exp(x).tolist(), strict=True))
 
 
-def knots_of(points: Sequence[Series]) -> Knots:
+def knots_of(points: Sequence[CollectiveSeries]) -> Knots:
     which = np.repeat(np.arange(len(points)), _lengths(points))
     x = np.log2(_joined(s.nbytes for s in points))
     return Knots(tuple(s.curve for s in points), which, x)
 
 
-def process_of(points: Sequence[Series]) -> Process:
+def process_of(points: Sequence[CollectiveSeries]) -> Process:
     """Of the differences that are measured."""
     knots = knots_of(points)
     k = covariance(knots, knots)
@@ -407,18 +409,20 @@ def process_of(points: Sequence[Series]) -> Process:
     return Process(k)
 
 
-def is_trace(s: Series) -> bool:
+def is_trace(s: CollectiveSeries) -> bool:
     """Whether times are those of kernels in a profile."""
     return s.curve.mode == "kernel_trace"
 
 
-def differences(points: Sequence[Series], factors: Mapping[str, float]) -> Floats:
+def differences(points: Sequence[CollectiveSeries], factors: Mapping[str, float]) -> Floats:
     """Logarithms of measured over the formulas with these factors."""
     times = _joined(s.time_s for s in points)
     return np.log(times / _joined(formula(points, factors)))
 
 
-def added(points: Sequence[Series], factors: Mapping[str, float], process: Process) -> Field:
+def added(
+    points: Sequence[CollectiveSeries], factors: Mapping[str, float], process: Process
+) -> Field:
     """What measurements add to the formulas with these factors."""
     weight = process.weights(differences(points, factors))
     return Field(factors, knots_of(points), weight)
@@ -426,14 +430,16 @@ def added(points: Sequence[Series], factors: Mapping[str, float], process: Proce
 
 # ---- protocols --------------------------------------------------------------------------------
 
-Picked = tuple[Series, Floats]  # rows, and what is predicted of them
+Picked = tuple[CollectiveSeries, Floats]  # rows, and what is predicted of them
 
 
-def shipped(series: Sequence[Series], field: Field) -> list[Picked]:
+def shipped(series: Sequence[CollectiveSeries], field: Field) -> list[Picked]:
     return list(zip(series, predicted(series, field), strict=True))
 
 
-def unseen_sizes(series: Sequence[Series], seed: int = 0, folds: int = 10) -> list[Picked]:
+def unseen_sizes(
+    series: Sequence[CollectiveSeries], seed: int = 0, folds: int = 10
+) -> list[Picked]:
     """Every row, predicted by a fit without the tenth of its system's sizes that it is in: sizes
     are drawn, and what is left out of one series is left out of all its system's."""
     rng = np.random.default_rng(seed)
@@ -452,7 +458,9 @@ def unseen_sizes(series: Sequence[Series], seed: int = 0, folds: int = 10) -> li
     return found
 
 
-def unseen(series: Sequence[Series], of: Callable[[Series], Any]) -> list[Picked]:
+def unseen(
+    series: Sequence[CollectiveSeries], of: Callable[[CollectiveSeries], Any]
+) -> list[Picked]:
     """Each group of series, as `of` names them (None: never left out), predicted by a fit without
     it."""
     found: list[Picked] = []
@@ -472,7 +480,7 @@ def unseen(series: Sequence[Series], of: Callable[[Series], Any]) -> list[Picked
     return found
 
 
-def by_ranks(series: Sequence[Series]) -> Callable[[Series], Any]:
+def by_ranks(series: Sequence[CollectiveSeries]) -> Callable[[CollectiveSeries], Any]:
     """A number of ranks of a system, where it has others."""
     known: dict[str, set[int]] = {}
     for s in series:
@@ -480,7 +488,7 @@ def by_ranks(series: Sequence[Series]) -> Callable[[Series], Any]:
     return lambda s: (s.system, s.curve.ranks) if len(known[s.system]) > 1 else None
 
 
-def by_system(s: Series) -> str:
+def by_system(s: CollectiveSeries) -> str:
     """The GPU and its links: tables of one kind of node are left out together."""
     return s.curve.gpu
 

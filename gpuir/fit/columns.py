@@ -28,35 +28,35 @@ TRUTHS = {"True": 1.0, "true": 1.0, "False": 0.0, "false": 0.0}
 
 
 @dataclass(frozen=True)
-class Words:
+class WordColumn:
     """A column of text: the name of row i is `names[codes[i]]`; what is missing is empty."""
 
     codes: Ints
     names: tuple[str, ...]
 
     @staticmethod
-    def of(text: Iterable[str]) -> Words:
+    def of(text: Iterable[str]) -> WordColumn:
         known: dict[str, int] = {}
         codes = [known.setdefault(t, len(known)) for t in text]
-        return Words(np.array(codes, np.int64), tuple(known))
+        return WordColumn(np.array(codes, np.int64), tuple(known))
 
     @staticmethod
-    def same(word: str, count: int) -> Words:
-        return Words(np.zeros(count, np.int64), (word,))
+    def same(word: str, count: int) -> WordColumn:
+        return WordColumn(np.zeros(count, np.int64), (word,))
 
     @staticmethod
-    def yes_or_no(flags: NDArray[np.bool_]) -> Words:
-        return Words(flags.astype(np.int64), ("no", "yes"))
+    def yes_or_no(flags: NDArray[np.bool_]) -> WordColumn:
+        return WordColumn(flags.astype(np.int64), ("no", "yes"))
 
     def where(self, *names: str) -> NDArray[np.bool_]:
         """Which rows hold one of the names."""
         return np.array([n in names for n in self.names], bool)[self.codes]
 
-    def mapped(self, change: Callable[[str], str]) -> Words:
+    def mapped(self, change: Callable[[str], str]) -> WordColumn:
         """Each name changed; names that become equal are one."""
         names = [change(n) for n in self.names]
         known = {n: i for i, n in enumerate(dict.fromkeys(names))}
-        return Words(np.array([known[n] for n in names], np.int64)[self.codes], tuple(known))
+        return WordColumn(np.array([known[n] for n in names], np.int64)[self.codes], tuple(known))
 
     def numbers(self) -> Floats:
         """The words as numbers, those that are none as NaN."""
@@ -69,23 +69,23 @@ class Columns:
 
     file: str
     count: int
-    cells: Mapping[str, Words | Floats]
+    cells: Mapping[str, WordColumn | Floats]
 
-    def words(self, name: str) -> Words:
+    def words(self, name: str) -> WordColumn:
         cells = self.cells.get(name)
         if cells is None:
-            return Words.same("", self.count)
-        if isinstance(cells, Words):
+            return WordColumn.same("", self.count)
+        if isinstance(cells, WordColumn):
             return cells
         values, codes = np.unique(cells, return_inverse=True)
         names = tuple("" if np.isnan(v) else f"{v:g}" for v in values.tolist())
-        return Words(codes.astype(np.int64), names)
+        return WordColumn(codes.astype(np.int64), names)
 
     def numbers(self, name: str, missing: float = np.nan) -> Floats:
         cells = self.cells.get(name)
         if cells is None:
             return np.full(self.count, missing)
-        return cells.numbers() if isinstance(cells, Words) else cells
+        return cells.numbers() if isinstance(cells, WordColumn) else cells
 
     def lines(self, words: Iterable[str], numbers: Iterable[str]) -> Iterator[dict[str, Any]]:
         """The rows one by one: words as text, empty where there are none; numbers as floats, NaN
@@ -96,7 +96,7 @@ class Columns:
             cells: dict[str, Any] = {n: w.names[w.codes[i]] for n, w in texts.items()}
             yield cells | {n: float(values[i]) for n, values in floats.items()}
 
-    def with_cells(self, cells: Mapping[str, Words | Floats]) -> Columns:
+    def with_cells(self, cells: Mapping[str, WordColumn | Floats]) -> Columns:
         return Columns(self.file, self.count, {**self.cells, **cells})
 
 
@@ -217,14 +217,14 @@ def _from_parquet(path: Path, names: list[str]) -> Columns:
     return Columns(str(path), table.num_rows, cells)
 
 
-def _cells(column: Any) -> Words | Floats:
+def _cells(column: Any) -> WordColumn | Floats:
     kind = str(column.type)
     if kind.startswith("dictionary") or "string" in kind:
         if not kind.startswith("dictionary"):
             column = column.dictionary_encode()
         names = tuple("" if n is None else str(n) for n in column.dictionary.to_pylist())
         codes = column.indices.fill_null(len(names)) if column.null_count else column.indices
-        return Words(codes.to_numpy(zero_copy_only=False).astype(np.int64), (*names, ""))
+        return WordColumn(codes.to_numpy(zero_copy_only=False).astype(np.int64), (*names, ""))
     if kind == "bool":
         column = column.cast("int8")
     return np.asarray(column.to_numpy(zero_copy_only=False), np.float64)
@@ -258,8 +258,8 @@ def _joined(parts: list[Ints]) -> Ints:
     return np.concatenate(parts) if parts else np.zeros(0, np.int64)
 
 
-def _compact(codes: Ints, names: tuple[str, ...]) -> Words | Floats:
+def _compact(codes: Ints, names: tuple[str, ...]) -> WordColumn | Floats:
     """Numbers where every word that is there is one."""
-    words = Words(codes, names)
+    words = WordColumn(codes, names)
     values = [_number(n) for n in names if n]
     return words.numbers() if values and not np.isnan(values).any() else words

@@ -20,7 +20,7 @@ from gpuir.cost.nest import Tiles
 from gpuir.cost.sheet import Number, Sheet
 from gpuir.cost.tile import choose, predict
 from gpuir.cost.work import Work
-from gpuir.fit.batch import Batch
+from gpuir.fit.batch import MeasuredBatch
 from gpuir.fit.columns import Floats
 from gpuir.fit.names import tiles_ran
 from gpuir.ir.errors import UsageError
@@ -64,7 +64,7 @@ class Sample:
 
 
 def fit(
-    batches: Iterable[Batch],
+    batches: Iterable[MeasuredBatch],
     *,
     seed: int = 0,
     families: Sequence[str] | None = None,
@@ -79,7 +79,7 @@ def fit(
 
 
 def fitted(
-    batches: Sequence[Batch],
+    batches: Sequence[MeasuredBatch],
     *,
     seed: int = 0,
     families: Sequence[str] | None = None,
@@ -100,11 +100,11 @@ def fitted(
     return model
 
 
-def usable(batches: Iterable[Batch], seed: int = 0) -> list[Batch]:
+def usable(batches: Iterable[MeasuredBatch], seed: int = 0) -> list[MeasuredBatch]:
     """The rows that a fit sees: up to `ROWS` of a batch and split (random shapes, and those of
     models), none that measures the host more than the GPU, is suspect or told by its bytes alone.
     """
-    kept: list[Batch] = []
+    kept: list[MeasuredBatch] = []
     rng = np.random.default_rng(seed)
     for batch in batches:
         if batch.suspect or batch.rough:
@@ -119,7 +119,7 @@ def usable(batches: Iterable[Batch], seed: int = 0) -> list[Batch]:
     return kept
 
 
-def samples(family: Family, batches: Iterable[Batch], model: Model) -> list[Sample]:
+def samples(family: Family, batches: Iterable[MeasuredBatch], model: Model) -> list[Sample]:
     """The rows of a family: where it is the last of a row's kernels, or the only one."""
     rows: list[Sample] = []
     for batch in batches:

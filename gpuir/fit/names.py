@@ -7,7 +7,7 @@ import re
 import numpy as np
 
 from gpuir.cost.nest import Tiles
-from gpuir.fit.batch import Batch, Flags
+from gpuir.fit.batch import Flags, MeasuredBatch
 from gpuir.fit.columns import Floats
 
 # `volta_sgemm_128x64_sliced1x4_nn`, `sgemm_128x128x8_NT`: columns and rows of a tile (a row-major
@@ -30,7 +30,7 @@ def tile_named(name: str) -> tuple[float, float, float, float] | None:
     return None
 
 
-def tiles_ran(batch: Batch) -> tuple[Tiles, Flags] | None:
+def tiles_ran(batch: MeasuredBatch) -> tuple[Tiles, Flags] | None:
     """The tile of each row's product as it ran, and which rows' kernels say so; None where the
     table has no kernel names or no launches.
 

@@ -14,7 +14,7 @@ from gpuir.cost.learned import Model
 from gpuir.cost.roofline import bounds
 from gpuir.cost.tile import predict
 from gpuir.cost.work import Work
-from gpuir.fit.batch import Batch, Flags
+from gpuir.fit.batch import Flags, MeasuredBatch
 from gpuir.fit.columns import Floats, Ints
 from gpuir.fit.names import tiles_ran
 from gpuir.targets.target import Target
@@ -35,7 +35,7 @@ class Forecast:
     roofline_s: Floats
 
 
-def forecast(batch: Batch, model: Model | None = None) -> Forecast:
+def forecast(batch: MeasuredBatch, model: Model | None = None) -> Forecast:
     """The rows of a batch, predicted: the kernels of a row one after another. Their errors have
     much in common, so the widths of their intervals add up."""
     shapes, row = np.unique(batch.which, return_inverse=True)
@@ -79,7 +79,7 @@ class RowErrors(Errors):
     spread: float | None = None
 
 
-class Group(NamedTuple):
+class ScoredRows(NamedTuple):
     """Rows that are scored together.
 
     `floor` marks rows that measure the host, `suspect` says why measurements are suspect: both are
@@ -107,7 +107,7 @@ class Group(NamedTuple):
 class Score:
     """The errors of a group of rows, and of its parts by split where the table has splits."""
 
-    group: Group
+    group: ScoredRows
     errors: RowErrors
     splits: Mapping[str, RowErrors]
 
@@ -117,7 +117,7 @@ class TileScore:
     """How often the tile predicted is the one that ran, in percent of the `n` rows whose kernels'
     names say so, how often with the same split, and mean errors with either tile."""
 
-    group: Group
+    group: ScoredRows
     n: int
     same: float
     same_split: float
@@ -146,13 +146,15 @@ class Scores:
 
 
 def score(
-    batches: Iterable[Batch], by: Sequence[str] = (), models: Mapping[str, Model] | None = None
+    batches: Iterable[MeasuredBatch],
+    by: Sequence[str] = (),
+    models: Mapping[str, Model] | None = None,
 ) -> Scores:
     """The errors of predictions for batches, by file, operator, GPU and dtype, and by the columns
     `by`. A GPU in `models` has a model of its own: one trained without it."""
-    groups: dict[Group, list[_Rows]] = {}
-    totals: dict[Group, list[_Rows]] = {}
-    families: dict[Group, list[_Rows]] = {}
+    groups: dict[ScoredRows, list[_Rows]] = {}
+    totals: dict[ScoredRows, list[_Rows]] = {}
+    families: dict[ScoredRows, list[_Rows]] = {}
     tiles: list[TileScore] = []
     for batch in batches:
         model = (models or {}).get(batch.target.device)
@@ -204,7 +206,7 @@ def pooled(scores: Sequence[Score]) -> RowErrors:
     )
 
 
-def tile_score(batch: Batch, model: Model | None = None) -> TileScore | None:
+def tile_score(batch: MeasuredBatch, model: Model | None = None) -> TileScore | None:
     """The tiles predicted for a batch beside those that its kernels' names tell, where they do."""
     named = None if batch.suspect else tiles_ran(batch)
     if named is None:
@@ -224,17 +226,17 @@ def tile_score(batch: Batch, model: Model | None = None) -> TileScore | None:
     return TileScore(_group(batch), len(rows), *(100 * number for number in (*shares, *mape)))
 
 
-def _group(batch: Batch) -> Group:
-    return Group(batch.file, batch.op, batch.device, batch.dtype, batch.target.name)
+def _group(batch: MeasuredBatch) -> ScoredRows:
+    return ScoredRows(batch.file, batch.op, batch.device, batch.dtype, batch.target.name)
 
 
-def _place(total: tuple[Group, list[_Rows]]) -> tuple[str, str, bool, str]:
+def _place(total: tuple[ScoredRows, list[_Rows]]) -> tuple[str, str, bool, str]:
     """Totals by file and dtype, that of all GPUs last."""
     g = total[0]
     return (g.file, g.dtype, g.device == ALL, g.device)
 
 
-def _totals(group: Group) -> Iterator[Group]:
+def _totals(group: ScoredRows) -> Iterator[ScoredRows]:
     for_gpu = group._replace(op=ALL, by=())
     yield for_gpu
     yield for_gpu._replace(device=ALL, target=ALL)
@@ -250,7 +252,7 @@ class _Rows:
     splits: tuple[str, ...]
 
 
-def _score(group: Group, parts: list[_Rows]) -> Score:
+def _score(group: ScoredRows, parts: list[_Rows]) -> Score:
     numbers = np.concatenate([p.numbers for p in parts], axis=1)
     splits: dict[str, RowErrors] = {}
     for name in sorted({n for p in parts for n in p.splits if n}):
@@ -289,7 +291,7 @@ def row_errors(numbers: NDArray[np.float64]) -> RowErrors:
     )
 
 
-def middle(batch: Batch) -> Floats:
+def middle(batch: MeasuredBatch) -> Floats:
     """The median measurement of each row's shape; NaN where it was measured once."""
     order = np.lexsort((batch.latency_s, batch.which))
     shape, sorted_s = batch.which[order], batch.latency_s[order]
@@ -300,7 +302,9 @@ def middle(batch: Batch) -> Floats:
     return medians
 
 
-def drawn(batches: Sequence[Batch], count: int, seed: int) -> tuple[list[Batch], list[Batch]]:
+def drawn(
+    batches: Sequence[MeasuredBatch], count: int, seed: int
+) -> tuple[list[MeasuredBatch], list[MeasuredBatch]]:
     """`count` rows of each GPU and family of kernels, drawn by a seed, and all other rows.
 
     Rows on the launch floor and suspect ones are never drawn.

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from gpuir.fit.calibrate import FamilyFit
-from gpuir.fit.collect import Row
+from gpuir.fit.collect import MeasuredRow
 from gpuir.ir.errors import UsageError
 
 UNSTEADY = 0.2  # of the quartiles' distance over the median, of half of the kernels; assumed
@@ -54,7 +54,7 @@ def waited_s(threads: Path = Path("/proc/self/task")) -> float:
     return found * 1e-9
 
 
-def doubts(rows: Sequence[Row], waited: float = 0.0) -> str:
+def doubts(rows: Sequence[MeasuredRow], waited: float = 0.0) -> str:
     """What repeats of the same kernels say against a whole measurement; "" for nothing. On a CPU
     they may all be late alike, by the slices of time that others have: `waited` is how many seconds
     a second its threads waited for a core."""

@@ -12,9 +12,9 @@ import numpy as np
 
 from gpuir.cost.work import Work
 from gpuir.fit import collect
-from gpuir.fit.batch import Batch, Clock, Flags, alike, number_rows
+from gpuir.fit.batch import Clock, Flags, MeasuredBatch, alike, number_rows
 from gpuir.fit.clock import clocked
-from gpuir.fit.columns import Columns, Floats, Ints, TableFile, Words
+from gpuir.fit.columns import Columns, Floats, Ints, TableFile, WordColumn
 from gpuir.fit.readers import Other, Reader, Shapes, Unmodelled
 from gpuir.ir.errors import TargetError, UsageError
 from gpuir.targets.load import load_target
@@ -28,17 +28,17 @@ LEAST_S, MOST_S, MOST_EXTENT = 1e-9, 1e6, 2.0**40
 
 
 @dataclass(frozen=True)
-class Table:
+class MeasuredTable:
     """A file of measurements, read: its batches, and how many rows were left out and why."""
 
     file: str
     kind: str
     count: int
-    batches: tuple[Batch, ...]
+    batches: tuple[MeasuredBatch, ...]
     skipped: Mapping[str, int]
 
 
-def read_table(path: str | Path, readers: Readers = READERS) -> Table:
+def read_table(path: str | Path, readers: Readers = READERS) -> MeasuredTable:
     """The kernels of a measurement table, whatever its name: its columns tell which reader's it is.
 
     A table that is known and holds no kernels has no batches, and all its rows are skipped.
@@ -48,14 +48,16 @@ def read_table(path: str | Path, readers: Readers = READERS) -> Table:
     reader = recognise(opened, readers)
     if isinstance(reader, Other):
         count = opened.read(opened.names[:1]).count
-        return Table(str(opened.path), "", count, (), {f"not kernels: {reader.holds}": count})
+        return MeasuredTable(
+            str(opened.path), "", count, (), {f"not kernels: {reader.holds}": count}
+        )
     columns = opened.read(reader.reads)
     if reader.prepare is not None:
         with np.errstate(all="ignore"):  # of rows that are left out below
             columns = reader.prepare(columns)
     skipped: Counter[str] = Counter()
     batches = clocked(tuple(_batches(columns, reader, skipped)), reader.clock)
-    return Table(columns.file, reader.name, columns.count, batches, dict(skipped))
+    return MeasuredTable(columns.file, reader.name, columns.count, batches, dict(skipped))
 
 
 def recognise(opened: TableFile, readers: Readers = READERS) -> Reader | Other:
@@ -80,7 +82,7 @@ def recognise(opened: TableFile, readers: Readers = READERS) -> Reader | Other:
 # ---------------------------------------------------------------------------- rows to batches
 
 
-def _batches(columns: Columns, reader: Reader, skipped: Counter[str]) -> Iterator[Batch]:
+def _batches(columns: Columns, reader: Reader, skipped: Counter[str]) -> Iterator[MeasuredBatch]:
     latency_s = columns.numbers(reader.latency) * 1e-6
     devices = columns.words(reader.device)
     shape = {name: columns.numbers(name, 0.0) for name in reader.shape}
@@ -106,7 +108,7 @@ def _batches(columns: Columns, reader: Reader, skipped: Counter[str]) -> Iterato
             skipped[str(why)] += len(rows)
             continue
         works = tuple(_filled(w, len(first)) for w in works)
-        batch = Batch(
+        batch = MeasuredBatch(
             file=columns.file,
             op=reader.op(common),
             device=device,
@@ -118,7 +120,7 @@ def _batches(columns: Columns, reader: Reader, skipped: Counter[str]) -> Iterato
             clock=Clock(launches=common.get("profiled") != "yes"),
             suspect=common.get("suspect", ""),
             rough=reader.rough or common.get("rough", "no") == "yes",
-            words={n: Words(w.codes[rows], w.names) for n, w in beside.items()},
+            words={n: WordColumn(w.codes[rows], w.names) for n, w in beside.items()},
             dims=extents,
         )
         whole = _whole(works, len(first))[which]

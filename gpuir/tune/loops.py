@@ -30,7 +30,7 @@ HALF_VECTOR = 0.5  # of the speed of vectors, where only LLVM makes them; assume
 
 
 @dataclass(frozen=True)
-class Loop:
+class NestLoop:
     """`kind` is serial, parallel, vector, unrolled, or the index that it is bound to: blockIdx.x,
     vthread.y, threadIdx.x."""
 
@@ -40,7 +40,7 @@ class Loop:
 
 
 @dataclass(frozen=True)
-class Access:
+class BufferAccess:
     """Cells of a buffer that each run of a statement touches: along each axis a sum of steps times
     variables, and from there on so many cells. `exact` says that it is that sum and no more."""
 
@@ -62,10 +62,10 @@ class Statement:
     """
 
     name: str
-    loops: tuple[Loop, ...]
+    loops: tuple[NestLoop, ...]
     variables: Mapping[str, Expression]
     reduced: frozenset[str]
-    accesses: tuple[Access, ...]
+    accesses: tuple[BufferAccess, ...]
     unrolls: int = 0
     ops: float = 1.0
 
@@ -83,20 +83,20 @@ class Statement:
             for name, e in self.variables.items()
         }
 
-    def cells(self, access: Access, depth: int) -> tuple[int, ...]:
+    def cells(self, access: BufferAccess, depth: int) -> tuple[int, ...]:
         """Cells along each axis that the loops from a depth on touch."""
         return tuple(
             n + sum(abs(step) * (self.spans[v][depth] - 1) for step, v in axis)
             for axis, n in zip(access.axes, access.cells, strict=True)
         )
 
-    def footprint(self, access: Access, depth: int) -> float:
+    def footprint(self, access: BufferAccess, depth: int) -> float:
         """Bytes of whole cache lines that they touch."""
         *outer, inner = self.cells(access, depth) or (1,)
         lines = ceil(inner * access.cell_bytes / LINE_BYTES)
         return prod(outer) * max(lines, 1) * LINE_BYTES
 
-    def moves(self, access: Access, loop: Loop) -> int:
+    def moves(self, access: BufferAccess, loop: NestLoop) -> int:
         """By how many cells of the innermost axis a loop moves an access; more than a line where
         along another axis."""
         one = {loop.name: 2}
@@ -138,12 +138,12 @@ def interval(e: Expression, free: Mapping[str, int]) -> Interval:
             return (a % c, b % c) if within else (0, max(c, 1) - 1)
 
 
-def distinct(e: Expression, free: Sequence[Loop]) -> int:
+def distinct(e: Expression, free: Sequence[NestLoop]) -> int:
     """How many different numbers an expression takes while these loops run and others stand."""
     return lying(e, free).places
 
 
-class Lying(NamedTuple):
+class ThreadPlaces(NamedTuple):
     """How threads lie along a variable: how many places they have, which thread is the first that
     has another than thread 0 (of no use where there is one place), and how far apart that is."""
 
@@ -152,7 +152,7 @@ class Lying(NamedTuple):
     step: int
 
 
-def lying(e: Expression, free: Sequence[Loop]) -> Lying:
+def lying(e: Expression, free: Sequence[NestLoop]) -> ThreadPlaces:
     """How the threads of these loops lie along a variable; the last loop's are neighbours."""
     extents = [loop.extent for loop in free]
     at = np.indices(extents).reshape(len(extents), prod(extents))
@@ -160,9 +160,9 @@ def lying(e: Expression, free: Sequence[Loop]) -> Lying:
     found = np.broadcast_to(np.asarray(_at(e, ids)), prod(extents))
     others = np.flatnonzero(found != found[0])
     if not len(others):
-        return Lying(1, len(found), 0)
+        return ThreadPlaces(1, len(found), 0)
     first = int(others[0])
-    return Lying(len(np.unique(found)), first, abs(int(found[first] - found[0])))
+    return ThreadPlaces(len(np.unique(found)), first, abs(int(found[first] - found[0])))
 
 
 def _at(e: Expression, values: Mapping[str, Any]) -> Any:
@@ -265,7 +265,7 @@ def _innermost(s: Statement, lanes: int, registers: int) -> tuple[int, float]:
     return depth, words
 
 
-def _vectors(s: Statement, access: Access, depth: int, lanes: int) -> float:
+def _vectors(s: Statement, access: BufferAccess, depth: int, lanes: int) -> float:
     """Registers that an access fills while the loops from a depth on run."""
     cells = prod(s.cells(access, depth))
     vector = [x for x in s.loops if x.kind == "vector"]

@@ -18,13 +18,13 @@ from gpuir.tune.results import Results
 from gpuir.tune.search import Ranking, search
 from gpuir.tune.space import Ranked, device_of, ranked
 
-Measure = Callable[["Task", Ranked], "float | str"]  # seconds, or why there are none
+Measure = Callable[["TuningTask", Ranked], "float | str"]  # seconds, or why there are none
 LEAST_GAIN = 0.01  # of the library's time: less is no gain to speak of
 Path = tuple[str, ...]
 
 
 @dataclass(frozen=True)
-class Task:
+class TuningTask:
     """A kernel of a model, as often as it is there: under which names, for which model nodes, and
     how often it runs. `kernel` has the tile of the library and what the library takes."""
 
@@ -53,7 +53,7 @@ class Tuned:
     """What was found of a task. `ranking` is as measurements corrected it; `measured` has seconds
     by tile, `failures` what went wrong in measuring; `kept` says that the ranking is a store's."""
 
-    task: Task
+    task: TuningTask
     ranking: Ranking
     measured: tuple[tuple[Tile, float], ...] = ()
     failures: tuple[tuple[Tile, str], ...] = ()
@@ -95,7 +95,7 @@ class Tuned:
 
 
 def tune(
-    task: Task,
+    task: TuningTask,
     model: Observed,
     how: How,
     store: Results | None = None,
@@ -163,7 +163,7 @@ def _with_measured(
     return tuple(sorted((*ranking.best, *more), key=lambda x: x.time_s))
 
 
-def remembered(store: Results, tasks: Sequence[Task], target: Target) -> Observed:
+def remembered(store: Results, tasks: Sequence[TuningTask], target: Target) -> Observed:
     """The model that knows what a store has of a target: of the kernels of these tasks whoever
     predicted them, of others what this version of the predictor did."""
     model = Observed(target)

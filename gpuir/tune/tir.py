@@ -10,7 +10,7 @@ import numpy as np
 
 from gpuir.cost.nest import Tiles
 from gpuir.tune.kernels import Kernel, nest
-from gpuir.tune.loops import Access, Expression, Loop, Statement, distinct, lying
+from gpuir.tune.loops import BufferAccess, Expression, NestLoop, Statement, distinct, lying
 from gpuir.tune.space import Floats
 
 _KINDS = {0: "serial", 1: "parallel", 2: "vector", 3: "unrolled"}
@@ -36,7 +36,7 @@ def statements(mod: Any) -> list[Statement]:
 
 def _walk(
     stmt: Any,
-    loops: tuple[Loop, ...],
+    loops: tuple[NestLoop, ...],
     known: Mapping[int, Expression],
     unrolls: int,
     found: list[Statement],
@@ -48,7 +48,7 @@ def _walk(
             sort = str(stmt.thread_binding.thread_tag)
         else:
             sort = _KINDS.get(int(stmt.kind), "serial")
-        loop = Loop(name, _whole(stmt.extent), sort)
+        loop = NestLoop(name, _whole(stmt.extent), sort)
         if "pragma_auto_unroll_max_step" in stmt.annotations:
             unrolls = int(stmt.annotations["pragma_auto_unroll_max_step"])
         _walk(stmt.body, (*loops, loop), {**known, hash(stmt.loop_var): name}, unrolls, found)
@@ -70,7 +70,7 @@ def _walk(
 
 
 def _statement(
-    block: Any, loops: tuple[Loop, ...], variables: Mapping[str, Expression], unrolls: int
+    block: Any, loops: tuple[NestLoop, ...], variables: Mapping[str, Expression], unrolls: int
 ) -> Statement:
     letters = {hash(v.var): _letter(i) for i, v in enumerate(block.iter_vars)}
     reduced = {_letter(i) for i, v in enumerate(block.iter_vars) if int(v.iter_type) == 2}
@@ -89,7 +89,7 @@ def _statement(
     )
 
 
-def _access(region: Any, letters: Mapping[int, str], writes: bool) -> Access:
+def _access(region: Any, letters: Mapping[int, str], writes: bool) -> BufferAccess:
     source = region.source
     axes: list[tuple[tuple[int, str], ...]] = []
     exact = True
@@ -101,7 +101,7 @@ def _access(region: Any, letters: Mapping[int, str], writes: bool) -> Access:
             axes.append(tuple((1, letters[v]) for v in _variables(r.min) if v in letters))
     cells = tuple(_whole(r.extent) for r in region.region)
     cell_bytes = _bits(str(source.dtype)) / 8
-    return Access(
+    return BufferAccess(
         str(source.name), str(source.scope()), cell_bytes, tuple(axes), cells, writes, exact
     )
 
@@ -183,7 +183,7 @@ def read_kernel(mod: Any) -> tuple[Kernel, str]:
     return found, main.name
 
 
-def _axes(a: Access) -> tuple[str, ...]:
+def _axes(a: BufferAccess) -> tuple[str, ...]:
     """The axes that any loop moves, as `nest` takes them."""
     sums = ["+".join(v if n == 1 else f"{n}{v}" for n, v in axis) for axis in a.axes]
     return tuple(filter(None, sums))
@@ -238,7 +238,7 @@ def read_tile(mod: Any, main: str, kernel: Kernel) -> dict[str, Any]:
     }
 
 
-def _moves_a_sum(s: Statement, loop: Loop) -> bool:
+def _moves_a_sum(s: Statement, loop: NestLoop) -> bool:
     return any(distinct(s.variables[v], [loop]) > 1 for v in s.reduced)
 
 

@@ -28,7 +28,7 @@ ROWS = {
     "cost": {
         "architectures": OfArchitecture,
         "collective_factors": collective.CollectiveFactor,
-        "collective_parts": kriging.Part,
+        "collective_parts": kriging.CurvePart,
         "experts": grouped.Implementation,
         "functions": lanes.Function,
         "gemm_kernels": simt.GemmKernel,

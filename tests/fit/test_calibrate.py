@@ -11,11 +11,11 @@ import pytest
 from gpuir.cost import cpu
 from gpuir.cost.families import family_of
 from gpuir.cost.tile import predict
-from gpuir.fit.batch import Batch, Clock
+from gpuir.fit.batch import Clock, MeasuredBatch
 from gpuir.fit.benchmarks import works_of
 from gpuir.fit.calibrate import NOTHING, WAYS, calibration, chosen, ends_of, with_factors
 from gpuir.fit.campaign import read_plan, shipped_plan
-from gpuir.fit.collect import Row, batches_of
+from gpuir.fit.collect import MeasuredRow, batches_of
 from gpuir.targets.load import load_target
 from gpuir.targets.target import Table, Target
 
@@ -27,16 +27,16 @@ TRUE = {"cpu.product share": 0.8, "cpu.lane share": 1.3, "cpu.dram share": 0.9}
 OTHER = with_factors(CPU, TRUE)
 
 
-def calibrated(target: Target, batches: list[Batch]) -> Target:
+def calibrated(target: Target, batches: list[MeasuredBatch]) -> Target:
     return calibration(target, batches, model={})[0]
 
 
 def measured(
     noise: float = 0.0, spoilt: float = 0.0, there: Target = OTHER, seed: int = 0
-) -> list[Batch]:
+) -> list[MeasuredBatch]:
     """The calibration plan as a CPU with other factors would run it."""
     rng = np.random.default_rng(seed)
-    rows: list[Row] = []
+    rows: list[MeasuredRow] = []
     for problem in read_plan(shipped_plan("calibrate-cpu")):
         extents = {c: float(n) for c, n in problem.extents}
         time_s = sum(
@@ -44,7 +44,9 @@ def measured(
             for w in works_of(problem.op, problem.dtype, extents)
         )
         wrong = 5.0 if rng.random() < spoilt else 1.0
-        rows.append(Row(problem, time_s * wrong * float(np.exp(rng.normal(0, noise))), 0.0, 1))
+        rows.append(
+            MeasuredRow(problem, time_s * wrong * float(np.exp(rng.normal(0, noise))), 0.0, 1)
+        )
     return batches_of(rows, CPU)
 
 
@@ -205,7 +207,7 @@ def test_recorded_measurements(name: str, most: float):
     from validation.readers import read_table
 
     rng = np.random.default_rng(0)
-    gpus: dict[str, list[Batch]] = {}
+    gpus: dict[str, list[MeasuredBatch]] = {}
     for b in read_table(path).batches:
         rows = rng.permutation(np.flatnonzero(~b.on_floor))
         if b.target.vendor == "NVIDIA":
@@ -216,6 +218,6 @@ def test_recorded_measurements(name: str, most: float):
     assert np.mean(after) < most
 
 
-def errors(batches: list[Batch]) -> tuple[float, float]:
+def errors(batches: list[MeasuredBatch]) -> tuple[float, float]:
     _, (found,) = calibration(batches[0].target, batches)
     return found.before, found.after

@@ -18,7 +18,7 @@ from gpuir.fit.benchmarks import BENCHMARKS, works_of
 from gpuir.fit.campaign import Problem, read_plan
 from gpuir.fit.collect import (
     HEADER,
-    Row,
+    MeasuredRow,
     as_parquet,
     batches_of,
     collect,
@@ -185,7 +185,7 @@ def test_a_kernel_is_the_same_alone_and_among_others(machine, tmp_path):
     works = [b.works[0] for b in batches]
     alone = [works_of("conv", "f32", c.shape)[0] for c in problems]
     assert [w.pipe for w in works] == [w.pipe for w in alone] == ["tensor", "vector"]
-    rows = [Row(c, 1e-3, 0.0, 5) for c in problems]
+    rows = [MeasuredRow(c, 1e-3, 0.0, 5) for c in problems]
     assert [b.works[0].pipe for b in batches_of(rows, CPU)] == ["tensor", "vector"]
 
 
@@ -240,7 +240,7 @@ def test_two_runs_on_one_table_do_not_write_rows_twice(machine, tmp_path):
     pytest.importorskip("fcntl")
     path, said = tmp_path / "mine.csv", []
 
-    def second(_: Row) -> None:
+    def second(_: MeasuredRow) -> None:
         with pytest.raises(UsageError, match="another process writes measurements into") as error:
             collect(machine, PROBLEMS, path, device="cpu", budget_s=1e-3)
         said.append(error.value.found)

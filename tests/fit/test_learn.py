@@ -12,7 +12,7 @@ from gpuir.cost.families import FAMILIES
 from gpuir.cost.learned import Trained, correction, factors, read, written
 from gpuir.cost.tile import familiar, predict
 from gpuir.fit.backtest import Backtests, Misses, halves, leave_one_out, with_intervals
-from gpuir.fit.batch import Batch, Clock
+from gpuir.fit.batch import Clock, MeasuredBatch
 from gpuir.fit.learn import fit, samples, together
 from gpuir.ir.types import f32
 from gpuir.targets.load import load_target
@@ -24,7 +24,7 @@ GPUS = ("a100-pcie", "v100-pcie-32gb", "t4")
 TRUE = {"hbm share": 0.7, "gddr share": 0.6}  # of the listed bandwidth
 
 
-def measured(gpu: str, seed: int, noise: float = 0.0, rows: int = 300) -> Batch:
+def measured(gpu: str, seed: int, noise: float = 0.0, rows: int = 300) -> MeasuredBatch:
     """Additions as a GPU would run them whose streams reach the shares in `TRUE`."""
     target = load_target(gpu)
     draw = np.random.default_rng(seed)
@@ -33,7 +33,7 @@ def measured(gpu: str, seed: int, noise: float = 0.0, rows: int = 300) -> Batch:
     start = {f.name: f.value for f in STREAM.factors}
     truth = {"stream": Trained(factors={**start, **TRUE})}
     time_s = predict(adds, target, model=truth).time_s * np.exp(draw.normal(0, noise, rows))
-    return Batch("made", "add", gpu, "fp32", target, (adds,), np.arange(rows), time_s)
+    return MeasuredBatch("made", "add", gpu, "fp32", target, (adds,), np.arange(rows), time_s)
 
 
 def test_factors_are_found_again():

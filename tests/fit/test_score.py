@@ -9,8 +9,8 @@ import pytest
 
 from gpuir.cost import sized
 from gpuir.cost.tile import predict
-from gpuir.fit.batch import Batch, Clock
-from gpuir.fit.columns import Words
+from gpuir.fit.batch import Clock, MeasuredBatch
+from gpuir.fit.columns import WordColumn
 from gpuir.fit.score import drawn, forecast, middle, row_errors, score
 from gpuir.ir.types import bf16
 from gpuir.targets.load import load_target
@@ -21,9 +21,9 @@ GEMM = sized.gemm(M, 4096.0 + 0 * M, 4096.0 + 0 * M, bf16)
 TIME_S = predict(GEMM, H100).time_s
 
 
-def batch(latency_s: np.ndarray, which: np.ndarray | None = None, **more: object) -> Batch:
+def batch(latency_s: np.ndarray, which: np.ndarray | None = None, **more: object) -> MeasuredBatch:
     which = np.arange(len(latency_s)) if which is None else which
-    plain = Batch("t.csv", "gemm", "h100_sxm", "bf16", H100, (GEMM,), which, latency_s)
+    plain = MeasuredBatch("t.csv", "gemm", "h100_sxm", "bf16", H100, (GEMM,), which, latency_s)
     return replace(plain, **more)  # pyright: ignore[reportArgumentType]
 
 
@@ -81,8 +81,8 @@ def test_rows_on_the_floor_and_suspect_ones_stand_apart():
 
 def test_splits_and_columns_tell_rows_apart():
     words = {
-        "split": Words.of(["train", "test", "train"]),
-        "framework": Words.of(["vllm", "vllm", "sglang"]),
+        "split": WordColumn.of(["train", "test", "train"]),
+        "framework": WordColumn.of(["vllm", "vllm", "sglang"]),
     }
     found = score([batch(TIME_S, words=words)], by=("framework",))
     assert [(s.group.by, s.errors.n) for s in found.groups] == [

@@ -9,7 +9,7 @@ import pytest
 
 from gpuir.fit.calibrate import FamilyFit
 from gpuir.fit.campaign import Problem
-from gpuir.fit.collect import Row
+from gpuir.fit.collect import MeasuredRow
 from gpuir.fit.steady import (
     check_gain,
     check_memories,
@@ -21,10 +21,10 @@ from gpuir.fit.steady import (
 from gpuir.ir.errors import UsageError
 
 
-def rows(*spreads: float) -> list[Row]:
+def rows(*spreads: float) -> list[MeasuredRow]:
     problem = Problem("add", "f32", (("b", 1), ("h", 64)))
-    measured = [Row(problem, 1e-5, x, 20) for x in spreads]
-    return [*measured, Row(problem, float("nan"), 9.0, 0, "no memory")]
+    measured = [MeasuredRow(problem, 1e-5, x, 20) for x in spreads]
+    return [*measured, MeasuredRow(problem, float("nan"), 9.0, 0, "no memory")]
 
 
 def test_repeats_that_differ_are_said():

@@ -6,8 +6,8 @@ import pytest
 
 from gpuir.targets.load import load_target
 from gpuir.tune.loops import (
-    Access,
-    Loop,
+    BufferAccess,
+    NestLoop,
     Statement,
     cpu_seconds,
     cpu_terms,
@@ -20,13 +20,13 @@ CPU = load_target("x86-64-v4")
 
 
 def product(
-    loops: list[Loop], i: object, j: object, k: object, unrolls: int = 0, cell: float = 4.0
+    loops: list[NestLoop], i: object, j: object, k: object, unrolls: int = 0, cell: float = 4.0
 ) -> Statement:
     """c[i, j] += a[i, k] b[k, j]."""
 
-    def access(name: str, *axes: str) -> Access:
+    def access(name: str, *axes: str) -> BufferAccess:
         sums = tuple(((1, v),) for v in axes)
-        return Access(name, "global", cell, sums, (1,) * len(axes), writes=name == "c")
+        return BufferAccess(name, "global", cell, sums, (1,) * len(axes), writes=name == "c")
 
     return Statement(
         "c",
@@ -39,19 +39,19 @@ def product(
 
 
 def naive(n: int = 512) -> Statement:
-    return product([Loop("i", n), Loop("j", n), Loop("k", n)], "i", "j", "k")
+    return product([NestLoop("i", n), NestLoop("j", n), NestLoop("k", n)], "i", "j", "k")
 
 
 def blocked(n: int = 512, parallel: str = "parallel") -> Statement:
     """Tiles of 8 rows by 64 columns, 16 of k at a time; each row of 16 columns in a register."""
     loops = [
-        Loop("i0", n // 8, parallel),
-        Loop("j0", n // 64),
-        Loop("k0", n // 16),
-        Loop("j1", 4),
-        Loop("k1", 16),
-        Loop("i1", 8),
-        Loop("j2", 16, "vector"),
+        NestLoop("i0", n // 8, parallel),
+        NestLoop("j0", n // 64),
+        NestLoop("k0", n // 16),
+        NestLoop("j1", 4),
+        NestLoop("k1", 16),
+        NestLoop("i1", 8),
+        NestLoop("j2", 16, "vector"),
     ]
     j = ("+", ("*", "j0", 64), ("+", ("*", "j1", 16), "j2"))
     rows, steps = ("+", ("*", "i0", 8), "i1"), ("+", ("*", "k0", 16), "k1")
@@ -68,7 +68,7 @@ def test_how_far_an_expression_goes():
 
 
 def test_how_many_numbers_threads_give():
-    threads = [Loop("t", 32, "threadIdx.x")]
+    threads = [NestLoop("t", 32, "threadIdx.x")]
     assert distinct(("*", ("//", "t", 4), 4), threads) == 8
     assert distinct(("*", ("%", "t", 4), 16), threads) == 4
     assert distinct(("%", ("+", "t", "other"), 64), threads) == 32
@@ -88,8 +88,10 @@ def test_footprints_by_hand():
 
 
 def test_a_window_touches_its_halo():
-    image = Access("x", "global", 4.0, (((2, "y"), (1, "i")),), (1,))
-    s = Statement("s", (Loop("y", 8), Loop("i", 3)), {"y": "y", "i": "i"}, frozenset("i"), (image,))
+    image = BufferAccess("x", "global", 4.0, (((2, "y"), (1, "i")),), (1,))
+    s = Statement(
+        "s", (NestLoop("y", 8), NestLoop("i", 3)), {"y": "y", "i": "i"}, frozenset("i"), (image,)
+    )
     assert s.cells(image, 0) == (2 * 7 + 2 + 1,)
 
 
@@ -117,7 +119,11 @@ def test_blocks_and_vectors_are_faster():
 
 
 def test_seven_parallel_trips_on_two_cores_take_four():
-    seven = product([Loop("i", 7, "parallel"), Loop("j", 64), Loop("k", 64)], "i", "j", "k")
-    eight = product([Loop("i", 8, "parallel"), Loop("j", 64), Loop("k", 64)], "i", "j", "k")
+    seven = product(
+        [NestLoop("i", 7, "parallel"), NestLoop("j", 64), NestLoop("k", 64)], "i", "j", "k"
+    )
+    eight = product(
+        [NestLoop("i", 8, "parallel"), NestLoop("j", 64), NestLoop("k", 64)], "i", "j", "k"
+    )
     found = [cpu_terms(s, CPU, 2)["trips"] for s in (seven, eight)]
     assert found[0] == pytest.approx(found[1])

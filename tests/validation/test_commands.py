@@ -229,9 +229,18 @@ def test_labels(tmp_path: Path):
 # ---- collectives --------------------------------------------------------------------------------
 
 COLLECTIVE: dict[str, object] = {
-    "system": "h100_sxm", "library": "nccl", "mode": "eager_loop", "op": "all_reduce",
-    "dtype": "fp16", "world_size": 8, "bytes": 1024, "latency_us": 20, "gpus_per_node": 8,
-    "rep_spread": 0.1, "library_version": "2.21.5", "source": "",
+    "system": "h100_sxm",
+    "library": "nccl",
+    "mode": "eager_loop",
+    "op": "all_reduce",
+    "dtype": "fp16",
+    "world_size": 8,
+    "bytes": 1024,
+    "latency_us": 20,
+    "gpus_per_node": 8,
+    "rep_spread": 0.1,
+    "library_version": "2.21.5",
+    "source": "",
 }
 
 

@@ -10,23 +10,23 @@ import pytest
 from measured import OTHERS, TABLES
 
 from gpuir.cost.work import Timed
-from gpuir.fit.batch import Batch
-from gpuir.fit.columns import TableFile, Words
+from gpuir.fit.batch import MeasuredBatch
+from gpuir.fit.columns import TableFile, WordColumn
 from gpuir.fit.readers import Reader
 from gpuir.fit.score import forecast
 from gpuir.fit.tables import READERS as OURS
-from gpuir.fit.tables import Table, recognise
+from gpuir.fit.tables import MeasuredTable, recognise
 from gpuir.ir.errors import UsageError
 from validation.readers import READERS, read_table
 
 
-def read(folder: Path, name: str, text: str = "") -> Table:
+def read(folder: Path, name: str, text: str = "") -> MeasuredTable:
     path = folder / "measured.csv"
     path.write_text(text or TABLES[name])
     return read_table(path)
 
 
-def batch(table: Table, op: str, device: str = "", dtype: str = "") -> Batch:
+def batch(table: MeasuredTable, op: str, device: str = "", dtype: str = "") -> MeasuredBatch:
     return next(
         b
         for b in table.batches
@@ -277,7 +277,7 @@ def test_a_parquet_file_has_a_bound(bound: str, tmp_path: Path, monkeypatch: pyt
 
 
 def test_words_that_become_equal_are_one():
-    words = Words.of(["a1", "b1", "a2"]).mapped(lambda w: w[0])
+    words = WordColumn.of(["a1", "b1", "a2"]).mapped(lambda w: w[0])
     assert words.names == ("a", "b")
     assert list(words.codes) == [0, 1, 0]
 

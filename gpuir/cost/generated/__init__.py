@@ -50,7 +50,7 @@ FACTORS: Mapping[Kind, tuple[Factor, ...]] = {
 }
 
 KINDS: Mapping[type[Counts], Kind] = {
-    matrix.Blocks: "matrix",
+    matrix.ProductBlocks: "matrix",
     lanes.Nested: "lanes",
     rows.Streams: "rows",
 }
@@ -158,13 +158,13 @@ def seconds(
             return lanes.seconds(s, shown, rates, p)
         case rows.Streams():
             return rows.seconds(s, shown, rates, p)
-        case matrix.Blocks():
+        case matrix.ProductBlocks():
             terms = matrix.seconds(s, shown, work, rates, p)
         case _:
             raise TypeError(f"no formulas for {type(counted).__name__}")
     if given.net is None or work.kernel == "k.attention":
         return terms
-    assert isinstance(counted, matrix.Blocks)
+    assert isinstance(counted, matrix.ProductBlocks)
     seen = matrix.features(counted, work, stands_for(target), given.factors[kind]).values()
     by = np.exp(matrix.BOUND * given.net(list(seen), ""))
     source = f"a network sees counts of a block: exp(±{matrix.BOUND})"
@@ -259,7 +259,7 @@ def needs(
             rule(f"{d}: cells for threads", sizes[d] % n, 0.0, "over")
     elif kind == "matrix":
         blocks = counted or matrix.count(work, tiles, target)
-        assert isinstance(blocks, matrix.Blocks)
+        assert isinstance(blocks, matrix.ProductBlocks)
         smem = blocks.smem_bytes
         down, across, deep = matrix.names(work)
         called = names_in(given, work)

@@ -107,7 +107,7 @@ class Nested(Counts):
 
 
 @dataclass(frozen=True)
-class Cut:
+class BlockCut:
     """A nest under a tile: along each loop the extent of a block, the cells and threads of one,
     the lanes of a warp, and how far apart the cells of a thread are."""
 
@@ -131,7 +131,7 @@ class Cut:
         return where(strided, self.threads[d], 1.0)
 
 
-def cut_of(work: Work, tiles: Tiles, target: Target) -> Cut:
+def cut_of(work: Work, tiles: Tiles, target: Target) -> BlockCut:
     sizes = sizes_of(work, tiles)
     threads = {d: tiles.threads.get(d, 1.0) for d, _ in work.dims}
     left: Number = float(target.sm.warp)
@@ -142,7 +142,7 @@ def cut_of(work: Work, tiles: Tiles, target: Target) -> Cut:
     steps: Number = 1.0
     for d in work.reduced:
         steps = steps * np.ceil(np.maximum(work.extents[d], 1.0) / sizes[d])
-    return Cut(work, tiles, target, sizes, threads, lanes, steps / tiles.split)
+    return BlockCut(work, tiles, target, sizes, threads, lanes, steps / tiles.split)
 
 
 def count(work: Work, tiles: Tiles, target: Target) -> Nested:
@@ -201,7 +201,7 @@ def window_of(work: Work) -> set[str]:
     }
 
 
-def uses_of(axis: str, cut: Cut) -> tuple[Number, Number, Number]:
+def uses_of(axis: str, cut: BlockCut) -> tuple[Number, Number, Number]:
     """Along one axis of an operand, of a thread in a step: cells it reads, as many as it reads if
     each is loaded at every use, and those of them used more than once."""
     plain = [d for step, d in terms(axis) if step % 1 == 0 and d not in cut.work.reduced]
@@ -217,7 +217,7 @@ def uses_of(axis: str, cut: Cut) -> tuple[Number, Number, Number]:
 
 
 @dataclass(frozen=True)
-class Lying:
+class WarpAccess:
     """How an operand lies before a warp, as one load of it sees it: neighbouring lanes along its
     last axis, the words between the cells of two, the rows that the others read, and the loops that
     blocks divide among them."""
@@ -232,7 +232,7 @@ class Lying:
     grid: tuple[str, ...]
 
     @staticmethod
-    def of(i: int, o: Operand, cut: Cut) -> Lying:
+    def of(i: int, o: Operand, cut: BlockCut) -> WarpAccess:
         inner = [d for _, d in terms(o.dims[-1])] if o.dims else []
         wide = [cut.tiles.vector[d] for d in inner if d in cut.tiles.vector]
         grid = [d for a in o.dims for _, d in terms(a) if d not in cut.work.reduced]
@@ -240,7 +240,7 @@ class Lying:
         lanes = cut.lanes[near] if near else 1.0
         width = footprint(o.dims[-1:], cut.sizes)
         padded = width + (lanes - width) % BANKS
-        return Lying(
+        return WarpAccess(
             near=near,
             lanes=lanes,
             stride=where(cut.apart(near) > 1, 1.0, cut.cells(near)) if near else 1.0,
@@ -252,7 +252,7 @@ class Lying:
         )
 
 
-def _lines(o: Operand, cut: Cut, lying: Lying) -> Number:
+def _lines(o: Operand, cut: BlockCut, lying: WarpAccess) -> Number:
     """Lines of the first cache that a warp's load takes, or passes over its banks."""
     span = lying.lanes * np.maximum(lying.stride, lying.vector) * o.cell_bytes
     spread = sum(
@@ -269,7 +269,7 @@ def _lines(o: Operand, cut: Cut, lying: Lying) -> Number:
     return np.maximum(np.maximum(1.0, span / LINE_BYTES), words / BANKS)
 
 
-def _staged(i: int, o: Operand, cut: Cut, lying: Lying, cells: Number) -> Reads:
+def _staged(i: int, o: Operand, cut: BlockCut, lying: WarpAccess, cells: Number) -> Reads:
     """What it takes to bring a block's cells of an operand into shared memory: `fetch` threads side
     by side, each with neighbouring cells."""
     tiles, warp, vector = cut.tiles, float(cut.target.sm.warp), lying.vector
@@ -286,15 +286,15 @@ def _staged(i: int, o: Operand, cut: Cut, lying: Lying, cells: Number) -> Reads:
     )
 
 
-def _passes(lying: Lying) -> Number:
+def _passes(lying: WarpAccess) -> Number:
     """Passes over shared memory of a warp's load."""
     near = waves_of(lying.lanes, np.maximum(lying.stride, lying.vector), lying.vector)
     return where(lying.rows > 1, conflicts(lying.lanes, lying.rows, lying.pitch), near)
 
 
-def reads_of(i: int, o: Operand, cut: Cut, blocks: Number) -> Reads:
+def reads_of(i: int, o: Operand, cut: BlockCut, blocks: Number) -> Reads:
     """What the reads of one operand come to."""
-    lying = Lying.of(i, o, cut)
+    lying = WarpAccess.of(i, o, cut)
     axes = [uses_of(a, cut) for a in o.dims]
     least, most = (product(axis[j] for axis in axes) * cut.steps for j in (0, 1))
     cells, vector = footprint(o.dims, cut.sizes), lying.vector
@@ -331,7 +331,7 @@ def reads_of(i: int, o: Operand, cut: Cut, blocks: Number) -> Reads:
     return found + Reads(computed=most, computed_more=most * (1 - 1 / own), computed_rows=rows)
 
 
-def _between(o: Operand, cut: Cut) -> Number:
+def _between(o: Operand, cut: BlockCut) -> Number:
     """Values that a thread loads between two uses of one: the rows of a window it goes through."""
     found: Number = 0.0
     sizes: Number = 1.0
@@ -350,7 +350,7 @@ def _between(o: Operand, cut: Cut) -> Number:
     return found
 
 
-def _rows(o: Operand, cut: Cut) -> Number:
+def _rows(o: Operand, cut: BlockCut) -> Number:
     """Cells of a thread along the loops whose step has a fraction, in a step of the block."""
     return product(
         cut.cells(d) for a in o.dims for step, d in terms(a) if step % 1 or d in cut.work.reduced

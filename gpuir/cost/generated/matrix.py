@@ -45,7 +45,7 @@ FACTORS = table("factors/generated_matrix", Factor)
 
 
 @dataclass(frozen=True)
-class Blocks(Counts):
+class ProductBlocks(Counts):
     """What the blocks of a product do."""
 
     wide: bool  # whether the target has instructions of four warps
@@ -84,7 +84,7 @@ def names(work: Work) -> tuple[str, str, str]:
     return ("s", "e", "d") if work.kernel == "k.attention" else ("m", "n", "k")
 
 
-def count(work: Work, tiles: Tiles, target: Target) -> Blocks:
+def count(work: Work, tiles: Tiles, target: Target) -> ProductBlocks:
     """What blocks do under tiles of m, n and k; of attention, of queries, cells and keys."""
     sizes = sizes_of(work, tiles)
     grid = grid_of(work, sizes)
@@ -163,14 +163,14 @@ def count(work: Work, tiles: Tiles, target: Target) -> Blocks:
         products=work.products,
         lane_ops=work.lane_ops,
     )
-    return Blocks(wide, **{name: v + none for name, v in found.items()})
+    return ProductBlocks(wide, **{name: v + none for name, v in found.items()})
 
 
 BOUND = 0.25  # assumed: what configurations that formulas take for alike may differ by
 
 
 @dataclass(frozen=True)
-class Held:
+class HeldBlocks:
     """What an SM holds of blocks: registers a thread wants, those of them that it does not get, and
     blocks at once."""
 
@@ -180,7 +180,9 @@ class Held:
     resident: Number
 
 
-def held(s: Sheet, c: Blocks, work: Work, target: Target, p: Mapping[str, Number]) -> Held:
+def held(
+    s: Sheet, c: ProductBlocks, work: Work, target: Target, p: Mapping[str, Number]
+) -> HeldBlocks:
     """What an SM of a target holds of counted blocks."""
     xp, warp = s.xp, target.sm.warp
     threads = s.put("threads a block", c.warps * warp)
@@ -194,10 +196,12 @@ def held(s: Sheet, c: Blocks, work: Work, target: Target, p: Mapping[str, Number
     wanted = s.put("registers wanted", wanted, "", "a thread")
     over = s.put("values spilled", spilled(s, target, threads, wanted), "", "a thread's")
     resident = residents(s, target, threads, wanted, c.smem_bytes, c.blocks)
-    return Held(threads, wanted, over, resident)
+    return HeldBlocks(threads, wanted, over, resident)
 
 
-def features(c: Blocks, work: Work, target: Target, p: Mapping[str, Number]) -> dict[str, Number]:
+def features(
+    c: ProductBlocks, work: Work, target: Target, p: Mapping[str, Number]
+) -> dict[str, Number]:
     """What the network sees of counted blocks, in its order: counts and shapes. `target` is the GPU
     that stands for its architecture, whatever the one that is asked about has of SMs, registers and
     shared memory: so that one with more of them is no slower."""
@@ -224,7 +228,9 @@ def features(c: Blocks, work: Work, target: Target, p: Mapping[str, Number]) -> 
     }
 
 
-def seconds(s: Sheet, c: Blocks, work: Work, target: Target, p: Mapping[str, Number]) -> Terms:
+def seconds(
+    s: Sheet, c: ProductBlocks, work: Work, target: Target, p: Mapping[str, Number]
+) -> Terms:
     """The terms of counted blocks."""
     xp, sm = s.xp, target.sm
     clock = target.tensor_clock_hz or target.clock_hz
