@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from itertools import chain
 from os import PathLike, fspath
 from typing import TYPE_CHECKING, Any, Unpack, cast
@@ -23,8 +24,7 @@ from gpuir.passes.annotate import Annotate
 from gpuir.passes.manager import Pass, Pipeline
 from gpuir.passes.math import run_under
 from gpuir.passes.tile import TilePass
-from gpuir.plan.mig.workloads import Alone
-from gpuir.report.answer import Answer, Device, answer_of
+from gpuir.report.answer import Answer, Device, Needs, answer_of
 from gpuir.report.find import find_kernel
 from gpuir.report.kernels import Kernel
 from gpuir.report.notebook import html
@@ -302,21 +302,20 @@ def answer(graph: Graph, *, warnings: Iterable[str] = (), batch: int | None = No
     )
 
 
-def run_alone(found: Answer) -> Alone:
-    """What one run of a model takes of its target, alone there."""
+def run_alone(found: Answer) -> Answer:
+    """The numbers of a run, with what it takes of its target, alone there."""
     target, clock = load_target(found.target), found.timeline
     moved = found.dram_bytes / target.dram_bytes_per_s
     kernels = [x for x in found.running if x.time_s > 0]
-    return Alone(
-        time_s=found.latency_s,
-        device_s=clock.busy_s,
+    needs = Needs(
+        busy_s=clock.busy_s,
         host_s=min(clock.launched_s, found.latency_s),
         copies_s=clock.copies_s,
         filled=sum(x.time_s * filled(x.cost) for x in kernels) / max(found.device_s, 1e-12),
         bandwidth=min(1.0, moved / found.latency_s),
         watts=_watts(kernels, target),
-        reserved_bytes=found.memory.reserved_bytes,
     )
+    return replace(found.numbers, needs=needs)
 
 
 def _watts(kernels: Iterable[Kernel], target: Target) -> float:

@@ -24,7 +24,8 @@ from gpuir.ir.graph import Graph, Node
 from gpuir.ir.notes import Tile
 from gpuir.ir.types import DTYPES
 from gpuir.ops import kernel as k
-from gpuir.plan.mig.workloads import Alone, DoesNotFit, Part, Setting, Workload
+from gpuir.plan.mig.workloads import DoesNotFit, Part, Setting, Workload
+from gpuir.report.answer import Answer
 from gpuir.simulate.sharing import Common, Load, Mode, Tenant, simulate, speeds
 from gpuir.targets.load import load_target
 from gpuir.targets.target import Target
@@ -127,18 +128,18 @@ def narrowed(work: Work, dtype: Any = None) -> Work:
 
 
 @cache
-def alone(job: Job, target: str) -> Alone:
+def alone(job: Job, target: str) -> Answer:
     """A run of a job that has a target for itself. What the host adds to an engine is left out: it
     is microseconds."""
-    found = run_alone(costed(job, target))
+    found = run_alone(gpuir.analyze(costed(job, target)))
     if job.stack != "tensorrt":
         return found
     time_s = sum(x.time_s for x in launches(job, target))
-    return replace(found, time_s=time_s, device_s=time_s)
+    return replace(found, latency_s=time_s, needs=replace(found.alone, busy_s=time_s))
 
 
 def seconds(job: Job, target: str) -> float:
-    return alone(job, target).time_s
+    return alone(job, target).latency_s
 
 
 def fits(job: Job, target: str) -> bool:

@@ -404,7 +404,7 @@ def longer(planned: Planned, some: Sequence[Sat]) -> str:
     alone = planned.found.references[some[0].member]
     slowest = max((x.one for x in some), key=lambda one: one.percentile_s(99))
     found = causes(slowest, alone)[:2]
-    return ", ".join(f"{c.name} {percent(c.seconds, alone.time_s)}" for c in found) or "-"
+    return ", ".join(f"{c.name} {percent(c.seconds, alone.latency_s)}" for c in found) or "-"
 
 
 def _notes(planned: Planned) -> Iterator[tuple[str, str]]:

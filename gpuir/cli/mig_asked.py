@@ -16,7 +16,8 @@ from gpuir.cli.request import ask, held, option
 if TYPE_CHECKING:
     from gpuir.ir.graph import Graph
     from gpuir.plan.mig.search import Kind, Objective, Way
-    from gpuir.plan.mig.workloads import Alone, Runs, Workload
+    from gpuir.plan.mig.workloads import Runs, Workload
+    from gpuir.report.answer import Answer
 
 MOST_COUNT = 64
 SETTING = re.compile(r"(.*?)((?::[A-Za-z_]\w*=[^:]*|:train)*)", re.DOTALL)
@@ -252,7 +253,7 @@ class Runner:
         self.profiles.setdefault(str(made.profile))
         return made
 
-    def _run(self, model: int, target: str) -> Alone:
+    def _run(self, model: int, target: str) -> Answer:
         from gpuir.analysis import analyze, run_alone
         from gpuir.targets.load import load_target
 

@@ -91,6 +91,20 @@ class Device:
 
 
 @dataclass(frozen=True)
+class Needs:
+    """What a run takes of its target, alone there: seconds in which a kernel runs (`busy_s`), in
+    which the host works and in which copies run; the part of the SMs that its kernels fill while
+    they run, and of the memory's bandwidth over the whole run; watts at the full clock."""
+
+    busy_s: float
+    host_s: float
+    copies_s: float
+    filled: float
+    bandwidth: float
+    watts: float
+
+
+@dataclass(frozen=True)
 class Details:
     """What there is to show of one graph that ran: `explain` gives the lines that lead to a
     kernel's cost, `fixes` the changes with which a model fits that does not, `html` what a notebook
@@ -141,6 +155,7 @@ class Answer:
     why: str = ""
     cluster: str = ""
     plan: str = ""
+    needs: Needs | None = None
     step: Step | None = field(default=None, compare=False)
     details: Details | None = field(default=None, compare=False)
 
@@ -208,6 +223,17 @@ class Answer:
             "available_bytes": self.available_bytes,
             "why": self.why,
         }
+
+    @property
+    def alone(self) -> Needs:
+        """What it takes of its target, where others may run too."""
+        if self.needs is None:
+            raise UsageError(
+                "nobody has asked what this run takes of its GPU",
+                found=repr(self),
+                fix="gpuir.analysis.run_alone(gpuir.analyze(model, target))",
+            )
+        return self.needs
 
     # ---- of what was analyzed as a whole ---------------------------------------------------------
 

@@ -14,7 +14,8 @@ from gpuir.ir.errors import UsageError
 from gpuir.plan.mig.reasons import PART, TURN, causes, reasons
 from gpuir.plan.mig.search import Kind, Search, parts_of, search
 from gpuir.plan.mig.timetable import DAY_S, Stretch, read_day, timetable
-from gpuir.plan.mig.workloads import Alone, DoesNotFit, Part, Setting, Workload
+from gpuir.plan.mig.workloads import DoesNotFit, Part, Setting, Workload
+from gpuir.report.answer import Answer, Needs
 from gpuir.simulate.sharing import Load
 from gpuir.targets.load import load_target
 from gpuir.targets.mig import geometries, mig_of
@@ -25,20 +26,20 @@ GIB = 1 << 30
 def runs(*models: tuple[float, float, float]):
     """Models as (seconds of whole work of 56 SMs, seconds that do not scale, GiB)."""
 
-    def run(model: int, target: str) -> Alone:
+    def run(model: int, target: str) -> Answer:
         work, fixed, gib = models[model]
         found = load_target(target)
         time_s = fixed + work * 56 / found.sms
-        return Alone(
-            time_s=time_s,
-            device_s=time_s - fixed / 2,
+        needs = Needs(
+            busy_s=time_s - fixed / 2,
             host_s=fixed,
             copies_s=0.0,
             filled=0.9,
             bandwidth=0.3 * work * 56 / found.sms / time_s,
             watts=0.0,
-            reserved_bytes=round(gib * GIB),
         )
+        held = round(gib * GIB)
+        return Answer("m", target, latency_s=time_s, reserved_bytes=held, needs=needs)
 
     return run
 
@@ -144,8 +145,8 @@ def test_choice_is_that_of_trying_all(models, objective):
     chosen = made.found().outcomes
 
     def worth(where: tuple[str, ...]) -> float:
-        times = [some.alone(i, f"a30:{name}").time_s for i, name in enumerate(where)]
-        alone = [some.alone(i, "a30").time_s for i in range(len(where))]
+        times = [some.alone(i, f"a30:{name}").latency_s for i, name in enumerate(where)]
+        alone = [some.alone(i, "a30").latency_s for i in range(len(where))]
         pairs = list(zip(times, alone, strict=True))
         if objective == "latency":
             return -sum(t / a for t, a in pairs) / len(pairs)
@@ -227,7 +228,7 @@ def test_causes_add_up():
     for outcome in found.outcomes:
         for served in outcome.served:
             reference = found.references[0]
-            total = reference.time_s + sum(c.seconds for c in causes(served, reference))
+            total = reference.latency_s + sum(c.seconds for c in causes(served, reference))
             assert served.mean_s == pytest.approx(total, rel=0.1)
     serial = next(x for x in found.outcomes if x.gpus[0].seats[0].part.mode == "serial")
     assert [c.name for c in causes(serial.served[0], found.references[0])] == [TURN]

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from gpuir.plan.mig.search import Objective, Outcome
-from gpuir.plan.mig.workloads import Alone, Setting
+from gpuir.plan.mig.workloads import Setting
+from gpuir.report.answer import Answer
 from gpuir.simulate.sharing import Served
 
 PART, TURN = "part", "turn"  # causes beside what is shared: a smaller part, the wait for a turn
@@ -40,16 +41,16 @@ class Reason:
     cause: Cause | None
 
 
-def causes(served: Served, reference: Alone) -> tuple[Cause, ...]:
+def causes(served: Served, reference: Answer) -> tuple[Cause, ...]:
     """What adds to a request's time, the largest first."""
-    found = [Cause(PART, served.alone_s - reference.time_s), Cause(TURN, served.waiting_s)]
+    found = [Cause(PART, served.alone_s - reference.latency_s), Cause(TURN, served.waiting_s)]
     for name, share in served.lost.items():  # `SMs of GPU 0`
         found.append(Cause(name.partition(" of ")[0], share * served.alone_s))
-    notable = [x for x in found if x.seconds > NOTABLE * reference.time_s]
+    notable = [x for x in found if x.seconds > NOTABLE * reference.latency_s]
     return tuple(sorted(notable, key=lambda x: -x.seconds))
 
 
-def _largest(served: Served, reference: Alone) -> Cause | None:
+def _largest(served: Served, reference: Answer) -> Cause | None:
     """The largest cause. Where something is shared, a queue is the effect of slower runs."""
     found = causes(served, reference)
     return next((x for x in found if x.name != TURN or not served.lost), None)
@@ -68,7 +69,7 @@ def reasons(
     outcome: Outcome,
     best: Outcome,
     setting: Setting,
-    references: tuple[Alone, ...],
+    references: tuple[Answer, ...],
     objective: Objective,
 ) -> tuple[Reason, ...]:
     """Why a plan is not the best one, what weighs most first."""

@@ -18,7 +18,8 @@ import numpy as np
 
 from gpuir.ir.errors import UsageError
 from gpuir.plan.highs import Program, Row, require, solve
-from gpuir.plan.mig.workloads import Alone, DoesNotFit, Part, Setting, board_of
+from gpuir.plan.mig.workloads import DoesNotFit, Part, Setting, board_of
+from gpuir.report.answer import Answer
 from gpuir.simulate.sharing import MODES, Mode, Served, Tenant, simulate
 from gpuir.targets.load import load_target
 from gpuir.targets.mig import Geometry, Layout, Placement, geometries, mig_of, mig_specs
@@ -143,7 +144,7 @@ class Found:
     outcomes: tuple[Outcome, ...]
     tried: int
     left: tuple[Left, ...]
-    references: tuple[Alone, ...]
+    references: tuple[Answer, ...]
 
 
 @dataclass(frozen=True)
@@ -209,7 +210,7 @@ class Search:
 
     # ---- what a model takes alone ---------------------------------------------------------------
 
-    def _reference(self, workload: int) -> Alone:
+    def _reference(self, workload: int) -> Answer:
         """A run on a whole GPU, of the first kind that it fits."""
         missing: dict[str, int] = {}
         for kind in self.kinds:
@@ -266,7 +267,7 @@ class Search:
 
     def _column(self, kind: int, target: str, seat: Seat, served: Sequence[Served]) -> _Column:
         progress = [self._progress(i, s) for i, s in zip(seat.members, served, strict=True)]
-        slow = [s.mean_s / self.references[i].time_s for i, s in zip(seat.members, served)]
+        slow = [s.mean_s / self.references[i].latency_s for i, s in zip(seat.members, served)]
         worth = -sum(slow) if self.objective == "latency" else sum(progress)
         missed = sum(not s.in_time for s in served)
         return _Column(kind, target, seat, worth - MISSED * missed, min(progress) - MISSED * missed)
@@ -275,7 +276,7 @@ class Search:
         asked = served.load.rate
         if asked is not None:
             return 1.0 if served.keeps_up else min(1.0, served.rate / asked)
-        return served.rate * self.references[workload].time_s
+        return served.rate * self.references[workload].latency_s
 
     # ---- choosing -------------------------------------------------------------------------------
 
@@ -406,9 +407,9 @@ class Search:
         to the GPU that has least to do."""
         gpus = [kind.gpu for kind in self.kinds for _ in range(kind.count)]
         hands: list[list[int]] = [[] for _ in gpus]
-        for i in sorted(self.setting.members, key=lambda i: -self.references[i].time_s):
+        for i in sorted(self.setting.members, key=lambda i: -self.references[i].latency_s):
             busy = [
-                sum(self.setting.alone(j, gpu).time_s for j in hand)
+                sum(self.setting.alone(j, gpu).latency_s for j in hand)
                 for gpu, hand in zip(gpus, hands)
             ]
             hands[min(range(len(gpus)), key=busy.__getitem__)].append(i)
@@ -523,7 +524,7 @@ class Search:
     def _plain(self, gpu: str, kinds: Sequence[Geometry]) -> tuple[Seated, ...] | None:
         """What one would do by hand: the fewest slices that are enough, the longest runs on the
         largest."""
-        members = sorted(self.setting.members, key=lambda i: -self.references[i].time_s)
+        members = sorted(self.setting.members, key=lambda i: -self.references[i].latency_s)
         enough = [g for g in kinds if len(g.profiles) >= len(members)]
         for geometry in sorted(enough, key=lambda g: (len(g.profiles), -g.sms)):
             places = sorted(geometry.layout, key=lambda x: -x.profile.sms)
@@ -564,7 +565,7 @@ class Search:
             gpus,
             tuple(served),
             tuple(self._progress(i, s) for i, s in zip(members, served, strict=True)),
-            tuple(s.mean_s / self.references[i].time_s for i, s in zip(members, served)),
+            tuple(s.mean_s / self.references[i].latency_s for i, s in zip(members, served)),
             sum(known) if len(known) == len(prices) else None,
         )
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 
 from gpuir.cost.nest import board_watts
 from gpuir.cost.power import bend
+from gpuir.report.answer import Answer
 from gpuir.simulate.memory import CONTEXT_BYTES, available_bytes
 from gpuir.simulate.sharing import Common, Load, Mode, Tenant
 from gpuir.targets.load import load_target
@@ -32,24 +33,7 @@ class Workload:
     load: Load = field(default_factory=Load)
 
 
-@dataclass(frozen=True)
-class Alone:
-    """One run of a model, alone on a target: seconds from the host's start to the end, of that
-    seconds in which a kernel runs (`device_s`), in which the host works (`host_s`) and copies
-    (`copies_s`); the part of the SMs that its kernels fill while they run, and of the memory's
-    bandwidth over the whole run; watts at the full clock; and the memory it reserves."""
-
-    time_s: float
-    device_s: float
-    host_s: float
-    copies_s: float
-    filled: float
-    bandwidth: float
-    watts: float
-    reserved_bytes: int
-
-
-Runs = Callable[[int, str], Alone]  # of a model, by its index, on a target, by its name
+Runs = Callable[[int, str], Answer]  # of a model, by its index, on a target, by its name; `needs`
 
 
 class DoesNotFit(Exception):
@@ -92,7 +76,7 @@ class Setting:
         """The index of the workload of each that is to run."""
         return tuple(i for i, w in enumerate(self.workloads) for _ in range(w.count))
 
-    def alone(self, workload: int, target: str) -> Alone:
+    def alone(self, workload: int, target: str) -> Answer:
         return self.runs(self.workloads[workload].model, target)
 
     def tenants(self, part: Part, place: str, members: Sequence[int]) -> tuple[Tenant, ...]:
@@ -101,8 +85,6 @@ class Setting:
         found = [(self.workloads[i], self.alone(i, names)) for i in members]
         after = part.mode == "serial" and all(w.load.rate is None for w, _ in found)
         check_memory(load_target(part.target), [a for _, a in found], one_after_another=after)
-        most_w = board_watts(load_target(part.target))  # alone it has what it needs
-        found = [(w, replace(a, watts=min(a.watts, most_w))) for w, a in found]
         return tuple(self._tenant(w, a, part, place, len(members)) for w, a in found)
 
     def _targets(self, part: Part, count: int) -> str:
@@ -115,24 +97,25 @@ class Setting:
             changes += f"+sms={max(1, round(target.sms * part.percentage / 100))}"
         return part.target + changes
 
-    def _tenant(self, w: Workload, a: Alone, part: Part, place: str, count: int) -> Tenant:
-        needs = {"host": a.host_s / a.time_s} if self.host_threads is not None else {}
+    def _tenant(self, w: Workload, a: Answer, part: Part, place: str, count: int) -> Tenant:
+        x = a.alone
+        needs = {"host": x.host_s / a.latency_s} if self.host_threads is not None else {}
         board = board_of(place)
-        if a.copies_s:
-            needs[f"PCIe of {board}"] = a.copies_s / a.time_s
+        if x.copies_s:
+            needs[f"PCIe of {board}"] = x.copies_s / a.latency_s
         device = f"time of {place}"
         if count > 1 and part.mode == "time-slicing":
-            needs[device] = a.device_s / a.time_s
+            needs[device] = x.busy_s / a.latency_s
         if count > 1 and part.mode == "mps":
-            needs[f"bandwidth of {place}"] = a.bandwidth
+            needs[f"bandwidth of {place}"] = x.bandwidth
             if part.percentage is None:
-                needs[f"SMs of {place}"] = a.filled * a.device_s / a.time_s
+                needs[f"SMs of {place}"] = x.filled * x.busy_s / a.latency_s
         return Tenant(
             name=w.name,
             load=w.load,
-            time_s=a.time_s,
+            time_s=a.latency_s,
             needs=needs,
-            watts=a.watts,
+            watts=min(x.watts, board_watts(load_target(part.target))),  # alone: what it needs
             turn=place if part.mode == "serial" and count > 1 else "",
             sliced=device if count > 1 and part.mode == "time-slicing" else "",
             board=board,
@@ -151,7 +134,7 @@ def board_of(place: str) -> str:
     return place.partition(":")[0]
 
 
-def check_memory(target: Target, runs: Sequence[Alone], *, one_after_another: bool) -> None:
+def check_memory(target: Target, runs: Sequence[Answer], *, one_after_another: bool) -> None:
     """DoesNotFit where a part is too small for models: for all at once, each process with a context
     of its own, or for the largest of jobs that run one after another."""
     sizes = [a.reserved_bytes + CONTEXT_BYTES for a in runs]
