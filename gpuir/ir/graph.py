@@ -44,7 +44,7 @@ class Value:
         return hash(self.name)
 
 
-def _values(field: object) -> tuple[Value, ...]:
+def values_in(field: object) -> tuple[Value, ...]:
     """The operands that a field holds."""
     if type(field) is Value:
         return (field,)
@@ -112,7 +112,7 @@ class Op:
     def operands(self) -> tuple[Value, ...]:
         found: list[Value] = []
         for name in field_names(type(self)):
-            found += _values(getattr(self, name))
+            found += values_in(getattr(self, name))
         return tuple(found)
 
     @lazy
@@ -127,7 +127,7 @@ class Op:
         changes: dict[str, Any] = {}
         for name in field_names(type(self)):
             field = getattr(self, name)
-            old = _values(field)
+            old = values_in(field)
             if any(v in values for v in old):
                 new = tuple(values.get(v, v) for v in old)
                 changes[name] = new[0] if type(field) is Value else new

@@ -7,7 +7,7 @@ Type rules raise `ModelError` without a place; whoever builds the op adds it.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from math import ceil, inf, prod
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 from gpuir.ir.errors import ModelError, PluginError, nearest
 from gpuir.ir.graph import Graph, Op, Value
 from gpuir.ir.types import DType, TensorType, bool_, c64, c128, f32, f64, i64
+from gpuir.ops.axes import Axes, alike, broadcasting, named, numbered
 from gpuir.ops.scalar import SCALARS, flops_of
 from gpuir.ops.spread import parse_spread
 
@@ -98,6 +99,11 @@ class TensorOp(Op):
     by_rows: ClassVar[bool] = False
     autocast: ClassVar[Autocast] = "any"
 
+    def axis_names(self) -> Axes | None:
+        """The op in index notation (`ops.axes`), from which sharding reads how it can be cut; None
+        where nothing is known."""
+        return None
+
 
 class Pointwise(TensorOp):
     """A cell of the result from the cells at its place."""
@@ -105,6 +111,10 @@ class Pointwise(TensorOp):
     kernel: ClassVar[str] = "k.map"
     overwrites: ClassVar[bool] = True
     fuses: ClassVar[Fusing] = "map"
+
+    def axis_names(self) -> Axes:
+        """Operands broadcast to the results."""
+        return broadcasting(self.operands, (("...", x.shape) for x in self.result_types))
 
 
 class Generating(TensorOp):
@@ -167,6 +177,18 @@ class Reducing(TensorOp):
         rank = self.operands[0].type.rank
         found: Iterable[int] = (axes,) if isinstance(axes, int) else axes
         return tuple(sorted(a % rank for a in found))
+
+    def axis_names(self) -> Axes | None:
+        """Operands broadcast to the first; results have its axes, or those that are left."""
+        rank, reduced = self.operands[0].type.rank, self.reduced_axes()
+        whole = numbered(rank)
+        left = tuple(n for i, n in enumerate(whole) if i not in reduced)
+        if any(x.rank not in (rank, len(left)) for x in self.result_types):
+            return None
+        shapes = [x.shape for x in self.result_types]
+        results = ((whole if len(x) == rank else left, x) for x in shapes)
+        axes = broadcasting(self.operands, results)
+        return replace(axes, whole=frozenset(map(str, reduced)))
 
 
 class NormGradient(Reducing):
@@ -391,6 +413,29 @@ class Reshape(Layout):
         except ValueError:
             return None
 
+    def axis_names(self) -> Axes:
+        """Axes whose extents multiply to the same, from the left, go together: the first of them
+        is outermost on both sides."""
+        old, new = self.x.type.shape, self.shape
+        here, there = [""] * len(old), [""] * len(new)
+        i = j = 0
+        while 0 not in old and i < len(old) and j < len(new):
+            start = (i, j)
+            a, b = old[i], new[j]
+            i, j = i + 1, j + 1
+            while a != b:
+                if a < b and i < len(old):
+                    a, i = a * old[i], i + 1
+                elif j < len(new):
+                    b, j = b * new[j], j + 1
+                else:
+                    break
+            first = next((n for n in range(start[0], i) if old[n] != 1), None)
+            second = next((n for n in range(start[1], j) if new[n] != 1), None)
+            if first is not None and second is not None and a == b:
+                here[first] = there[second] = f"{start[0]}"
+        return Axes((tuple(here),), (tuple(there),))
+
     def types(self) -> tuple[TensorType, ...]:
         _check(
             prod(self.shape) == self.x.type.size,
@@ -411,6 +456,9 @@ class Transpose(Layout):
 
     def view(self, x: NDArray[Any]) -> NDArray[Any] | None:
         return x.transpose(self.perm)
+
+    def axis_names(self) -> Axes:
+        return named(self, tuple(f"{i}" for i in self.perm), x="...")
 
     def types(self) -> tuple[TensorType, ...]:
         shape = self.x.type.shape
@@ -435,6 +483,9 @@ class Broadcast(Layout):
         from numpy import broadcast_to
 
         return broadcast_to(x, self.shape)
+
+    def axis_names(self) -> Axes:
+        return named(self, "...", x="...")
 
     def types(self) -> tuple[TensorType, ...]:
         _check(
@@ -462,6 +513,11 @@ class Slice(Layout):
         rows = zip(self.starts, self.sizes, self.steps, strict=True)
         return x[tuple(slice(a, a + n * s, s) for a, n, s in rows)]
 
+    def axis_names(self) -> Axes:
+        rows = zip(self.x.type.shape, self.starts, self.sizes, self.steps, strict=True)
+        cut = (i for i, (n, a, size, step) in enumerate(rows) if (a, size, step) != (0, n, 1))
+        return alike(self, *cut)
+
     def types(self) -> tuple[TensorType, ...]:
         rows = zip(self.x.type.shape, self.starts, self.sizes, self.steps, strict=True)
         for n, start, size, step in rows:
@@ -481,6 +537,9 @@ class Concat(Joining):
     args: tuple[Value, ...]
     axis: int
     in_place: bool = False
+
+    def axis_names(self) -> Axes:
+        return alike(self, self.axis)
 
     def types(self) -> tuple[TensorType, ...]:
         first = self.args[0].type
@@ -518,6 +577,10 @@ class Pad(Joining):
     value: Value | None = None
     mode: Literal["constant", "edge", "reflect", "wrap"] = "constant"
 
+    def axis_names(self) -> Axes:
+        ends = enumerate(zip(self.low, self.high, strict=True))
+        return alike(self, *(i for i, pads in ends if pads != (0, 0)))
+
     def types(self) -> tuple[TensorType, ...]:
         rows = zip(self.x.type.shape, self.low, self.high, strict=True)
         shape = tuple(n + a + b for n, a, b in rows)
@@ -548,12 +611,24 @@ class Gather(Indexing):
     axis: int = 0
     spread: str = ""
 
+    def axis_names(self) -> Axes:
+        index = tuple(f"i{i}" for i in range(self.indices.type.rank))
+        x = numbered(self.x.type.rank)
+        before, after = x[: self.axis], x[self.axis + 1 :]
+        return named(self, (*before, *index, *after), x=(*before, "", *after), indices=index)
+
     def types(self) -> tuple[TensorType, ...]:
         parse_spread(self.spread)
         _axis("t.gather", self.axis, self.x.type)
         _indices("t.gather", self.indices.type)
         shape, index = self.x.type.shape, self.indices.type.shape
         return (TensorType(shape[: self.axis] + index + shape[self.axis + 1 :], self.x.type.dtype),)
+
+
+def _differing(x: tuple[int, ...], y: tuple[int, ...], first: int | None = None) -> Iterable[int]:
+    """The axes that shapes differ in, and those from `first` on."""
+    pairs = enumerate(zip(x, y, strict=True))
+    return (i for i, (n, m) in pairs if n != m or (first is not None and i >= first))
 
 
 @dataclass(frozen=True)
@@ -564,6 +639,9 @@ class GatherElements(Indexing):
     x: Value
     indices: Value
     axis: int
+
+    def axis_names(self) -> Axes:
+        return alike(self, self.axis, *_differing(self.indices.type.shape, self.x.type.shape))
 
     def types(self) -> tuple[TensorType, ...]:
         _axis("t.gather_elements", self.axis, self.x.type)
@@ -578,6 +656,13 @@ class GatherND(Indexing):
     x: Value
     indices: Value
     batch: int = 0
+
+    def axis_names(self) -> Axes:
+        index = tuple(f"i{i}" for i in range(self.indices.type.rank - 1))
+        depth = self.indices.type.shape[-1]
+        rest = numbered(self.x.type.rank)[self.batch + depth :]
+        x = (*index[: self.batch], *("",) * depth, *rest)
+        return named(self, (*index, *rest), x=x, indices=(*index, ""))
 
     def types(self) -> tuple[TensorType, ...]:
         index, shape = self.indices.type.shape, self.x.type.shape
@@ -603,6 +688,11 @@ class ScatterElements(Scattering):
     axis: int
     combine: Combine = "none"
 
+    def axis_names(self) -> Axes:
+        indices, updates, x = (v.type.shape for v in (self.indices, self.updates, self.x))
+        differ = _differing(updates, x, None if indices == updates else 0)
+        return alike(self, self.axis, *differ)
+
     def types(self) -> tuple[TensorType, ...]:
         _axis("t.scatter_elements", self.axis, self.x.type)
         return (TensorType(self.x.type.shape, self.x.type.dtype),)
@@ -623,6 +713,16 @@ class ScatterND(Scattering):
     updates: Value
     combine: Combine = "none"
     spread: str = ""
+
+    def axis_names(self) -> Axes:
+        """Rows that are added are terms of a sum."""
+        depth = self.indices.type.shape[-1]
+        rest = numbered(self.x.type.rank)[depth:]
+        index = tuple(f"i{i}" for i in range(self.indices.type.rank - 1))
+        x = (*("",) * depth, *rest)
+        adds = " ".join(index) if self.combine == "add" else ""
+        axes = named(self, x, summed=adds, x=x, indices=(*index, ""), updates=(*index, *rest))
+        return replace(axes, onto=self.x)
 
     def types(self) -> tuple[TensorType, ...]:
         parse_spread(self.spread)
@@ -658,6 +758,12 @@ class Reduce(Reducing):
 
     def reduced_axes(self) -> tuple[int, ...]:
         return tuple(sorted(self.axes))
+
+    def axis_names(self) -> Axes | None:
+        axes = super().axis_names()
+        if axes is None or self.fn not in ("sum", "mean"):
+            return axes
+        return replace(axes, summed=axes.whole, whole=frozenset())
 
     def types(self) -> tuple[TensorType, ...]:
         return (TensorType(_reduced(self.x.type, self.axes, self.keepdims), self.x.type.dtype),)
@@ -729,6 +835,9 @@ class TopK(Call):
     k: int
     axis: int
     largest: bool = True
+
+    def axis_names(self) -> Axes:
+        return alike(self, self.axis)
 
     def types(self) -> tuple[TensorType, ...]:
         _axis("t.topk", self.axis, self.x.type)
@@ -858,6 +967,9 @@ class Pool(Window):
     column_major: bool = False
     adaptive: bool = False
 
+    def axis_names(self) -> Axes:
+        return alike(self, *range(2, self.result_types[0].rank))
+
     def types(self) -> tuple[TensorType, ...]:
         _has_axes("t.pool", self.x.type)
         n, c, *spatial = self.x.type.shape
@@ -897,6 +1009,9 @@ class Matmul(Contraction):
     b: Value
     dtype: DType | None = None
 
+    def axis_names(self) -> Axes:
+        return named(self, "... m n", a="... m k", b="... k n", summed="k")
+
     def types(self) -> tuple[TensorType, ...]:
         a, b = self.a.type, self.b.type
         _check(
@@ -914,6 +1029,21 @@ class Matmul(Contraction):
 
     def flops(self) -> int:
         return self.a.type.dtype.multiply_add * self.result_types[0].size * self.a.type.shape[-1]
+
+
+def _image_axes(op: Op, groups: int, y: str, summed: str, **reads: str) -> Axes:
+    """The axes of a convolution: `C` and `K` are channels of all groups, `Q` positions, `R` cells
+    of a window, and `W` the cells that windows read."""
+    axes = range(op.operands[0].type.rank - 2)
+    each = {"C": "g.c" if groups > 1 else "c", "K": "g.k" if groups > 1 else "k"}
+    for name, one in (("Q", "q{0}"), ("R", "r{0}"), ("W", "q{0}+r{0}")):
+        each[name] = " ".join(map(one.format, axes))
+
+    def spelled(text: str) -> str:
+        return " ".join(each.get(n, n) for n in text.split())
+
+    texts = {name: spelled(text) for name, text in reads.items()}
+    return named(op, spelled(y), summed=spelled(summed), **texts)
 
 
 @dataclass(frozen=True)
@@ -935,6 +1065,9 @@ class Conv(Contraction):
     dilations: tuple[int, ...]
     groups: int = 1
     dtype: DType | None = None
+
+    def axis_names(self) -> Axes:
+        return _image_axes(self, self.groups, "n K Q", "c R", x="n C W", w="K c R")
 
     def types(self) -> tuple[TensorType, ...]:
         x, w = self.x.type, self.w.type
@@ -984,6 +1117,9 @@ class ConvTranspose(Contraction):
     groups: int = 1
     extra: tuple[int, ...] = ()
 
+    def axis_names(self) -> Axes:
+        return _image_axes(self, self.groups, "n K W", "c Q", x="n C Q", w="C k R")
+
     def types(self) -> tuple[TensorType, ...]:
         x, w = self.x.type, self.w.type
         _has_axes("t.conv_transpose", x, w)
@@ -1011,6 +1147,15 @@ class ConvTranspose(Contraction):
         """Each input cell meets each weight of its channel once."""
         cells = self.x.type.size * prod(self.w.type.shape[1:])
         return self.x.type.dtype.multiply_add * cells
+
+
+# Heads of queries are j for each of h heads of keys.
+ATTENTION = {"q": "... h.j s e", "k": "... h d e", "v": "... h d f", "mask": "... h.j s d"}
+
+
+def _dependent(op: Attention | AttentionGradient) -> str:
+    """The index of queries, where what one sees depends on its place."""
+    return "s" if op.causal or op.window is not None or op.block else ""
 
 
 @dataclass(frozen=True)
@@ -1047,6 +1192,10 @@ class Attention(Contraction):
     hidden: int = 0
     block: tuple[int, ...] = ()
     visited: tuple[int, ...] = ()
+
+    def axis_names(self) -> Axes:
+        gives = ("... h.j s f", "... h.j s")[: 1 + self.stats]
+        return named(self, *gives, whole=f"f {_dependent(self)}", **ATTENTION)
 
     def types(self) -> tuple[TensorType, ...]:
         q, k, v = self.q.type, self.k.type, self.v.type
@@ -1222,6 +1371,9 @@ class Experts(Contraction):
         """The matrices of the experts."""
         return tuple(v for v in (self.gate, self.up, self.down) if v is not None)
 
+    def axis_names(self) -> Axes:
+        return named(self, "t o", summed="i", whole=_between(self), **_expert_axes(self))
+
     def types(self) -> tuple[TensorType, ...]:
         x, which, up, down = (v.type for v in (self.x, self.which, self.up, self.down))
         ranks = (x.rank, which.rank, up.rank, down.rank) == (2, 2, 3, 3)
@@ -1286,6 +1438,21 @@ class Experts(Contraction):
         return self.rows * cells * self.result_types[0].dtype.bits // 8
 
 
+def _expert_axes(op: Experts | ExpertsGradient) -> dict[str, str]:
+    """u are the gate and the other rows of one matrix."""
+    halves = op.gate is None and op.up.type.shape[1] != op.down.type.shape[-1]
+    rows = ("i.u" if op.interleaved else "u.i") if halves else "i"
+    tokens = {"x": "t h", "which": "t j", "shares": "t j", "dy": "t o"}
+    up = {"up": f"e {rows} h", "gate": "e i h", "up_bias": f"e {rows}", "gate_bias": "e i"}
+    return {**tokens, **up, "down": "e o i", "down_bias": "e o"}
+
+
+def _between(op: Experts | ExpertsGradient) -> str:
+    """What is read whole: the results' width, and what is between the products where something is
+    added behind the second."""
+    return "o" if op.down_bias is None else "o i"
+
+
 def _all(op: Op) -> str:
     return ", ".join(str(v.type) for v in op.operands)
 
@@ -1322,6 +1489,9 @@ class Resize(Window):
         """Input cells read for one output cell: 1, 2 or 4 along each axis that is resampled."""
         per_axis = {"nearest": 1, "linear": 2, "cubic": 4}[self.mode]
         return per_axis ** sum(a != b for a, b in zip(self.x.type.shape, self.shape, strict=True))
+
+    def axis_names(self) -> Axes:
+        return alike(self, *_differing(self.x.type.shape, self.shape, 2))
 
     def types(self) -> tuple[TensorType, ...]:
         _check(
@@ -1472,6 +1642,15 @@ class Collective(Call):
         """The collective that moves the cells."""
         return self.fn if self.routed is None else "all_to_all"
 
+    def axis_names(self) -> Axes:
+        match self.fn:
+            case "all_gather" | "reduce_scatter":
+                return alike(self, self.axis)
+            case "all_to_all":
+                return alike(self, self.axis, self.to)
+            case _:
+                return alike(self)
+
     def types(self) -> tuple[TensorType, ...]:
         ranks = _group("t.collective", self.sizes, self.strides)
         name = f"t.collective {self.fn}"
@@ -1510,6 +1689,9 @@ class Shard(Layout):
     def view(self, x: NDArray[Any]) -> NDArray[Any] | None:
         extent = self.result_types[0].shape[self.axis]
         return x[(*(slice(None),) * self.axis, slice(0, extent))]  # where the first rank's lies
+
+    def axis_names(self) -> Axes:
+        return alike(self, self.axis)
 
     def types(self) -> tuple[TensorType, ...]:
         ranks = _group("t.shard", self.sizes, self.strides)
@@ -1562,6 +1744,11 @@ class AttentionGradient(Contraction):
         settings = (self.scale, self.causal, self.offset, self.window, self.softcap)
         skipped = (self.hidden, self.block, self.visited)
         return Attention(self.q, self.k, self.v, self.mask, *settings, True, *skipped)
+
+    def axis_names(self) -> Axes:
+        gives = [ATTENTION[x] for x in ("q", "k", "v", "mask")[: 3 + self.of_mask]]
+        more = {"y": "... h.j s f", "stats": "... h.j s", "dy": "... h.j s f"}
+        return named(self, *gives, summed="s", whole=_dependent(self), **ATTENTION, **more)
 
     def types(self) -> tuple[TensorType, ...]:
         y, stats = self.direct().result_types
@@ -1635,6 +1822,13 @@ class ExpertsGradient(Contraction):
         """The operands whose gradients these are, in order."""
         weights = (self.up, self.down, self.gate, self.up_bias, self.down_bias, self.gate_bias)
         return (self.x, self.shares, *(v for v in weights if v is not None))
+
+    def axis_names(self) -> Axes:
+        axes = _expert_axes(self)
+        weights = ("up", "down", "gate", "up_bias", "down_bias", "gate_bias")
+        there = ("x", "shares", *(n for n in weights if getattr(self, n) is not None))
+        gives = (axes[n] for n in there)
+        return named(self, *gives, summed="t i", whole=_between(self), **axes)
 
     def types(self) -> tuple[TensorType, ...]:
         (y,) = self.direct().result_types
@@ -1717,6 +1911,12 @@ class NormalizeScaleGradient(NormGradient):
     def reduced_axes(self) -> tuple[int, ...]:
         return self.summed
 
+    def axis_names(self) -> Axes:
+        names = numbered(self.x.type.rank)
+        summed, whole = (" ".join(names[i] for i in axes) for axes in (self.summed, self.axes))
+        gives = ("...",) * (1 + self.bias)
+        return named(self, *gives, summed=summed, whole=whole, x="...", dy="...")
+
     def types(self) -> tuple[TensorType, ...]:
         x = self.x.type
         fits = broadcast(self.shape, x.shape) == x.shape == self.dy.type.shape
@@ -1745,6 +1945,9 @@ class ConvWeightGradient(Contraction):
     high: tuple[int, ...]
     dilations: tuple[int, ...]
     groups: int = 1
+
+    def axis_names(self) -> Axes:
+        return _image_axes(self, self.groups, "K c R", "n Q", x="n C W", dy="n K Q")
 
     def types(self) -> tuple[TensorType, ...]:
         x, dy = self.x.type, self.dy.type
@@ -1803,6 +2006,9 @@ class PoolGradient(Call):
         fn = "max" if self.fn == "max" else "mean"
         return Pool(fn, x, *parts, include_pad=self.include_pad, extra=self.extra)
 
+    def axis_names(self) -> Axes:
+        return alike(self, *range(2, self.result_types[0].rank))
+
     def types(self) -> tuple[TensorType, ...]:
         (y,) = self.direct().result_types
         _check(
@@ -1844,6 +2050,9 @@ class ResizeGradient(Call):
         settings = (self.scales, self.mode, self.coords, self.nearest, self.cubic_a)
         more = (self.exclude_outside, self.antialias, self.roi)
         return Resize(x, self.dy.type.shape, *settings, *more)
+
+    def axis_names(self) -> Axes:
+        return alike(self, *_differing(self.dy.type.shape, self.shape, 2))
 
     def types(self) -> tuple[TensorType, ...]:
         assert self.direct().result_types

@@ -10,9 +10,10 @@ from gpuir.ir.build import Builder
 from gpuir.ir.graph import Op, Value
 from gpuir.ir.types import TensorType
 from gpuir.ops import tensor as t
+from gpuir.ops.axes import Axes, Names
 from gpuir.passes.optimizer import adds_squares
 from gpuir.passes.shard import rows
-from gpuir.passes.shard.axes import Axes, Names, axes_of, is_packed
+from gpuir.passes.shard.axes import axes_of, is_packed
 from gpuir.passes.shard.place import (
     FLOPS_A_BYTE,
     MEMORY_A_BYTE,
