@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 
-from gpuir.cost.batch import best_tiles, costs_of
+import numpy as np
+
 from gpuir.cost.lookup import classes_of
 from gpuir.cost.reading import work_of
+from gpuir.cost.tile import choose, estimate
 from gpuir.ir.build import Builder
 from gpuir.ir.graph import Level, Value
 from gpuir.ir.types import DType, TensorType, i64
@@ -56,10 +58,10 @@ def times(
 
 def tile_of(op: k.KernelOp, target: Target) -> tuple[float, float]:
     """What of a kernel's time is arithmetic or bytes, and the rest."""
-    work = work_of(op)
-    (cost,) = costs_of([*best_tiles({work: "lookup"}, target).items()], target)
-    terms = dict(cost.terms)
-    return max(terms["compute"], terms["memory"]), terms["latency"] + target.launch_s
+    work = work_of(op).each(lambda n: np.array([n], float))
+    e = estimate(work, choose(work, target), target)
+    busy, rest = np.maximum(e.compute, e.memory), e.latency + target.launch_s
+    return float(busy[0]), float(rest[0])
 
 
 def bag_sum(rows: int, width: int, bag: int, bags: int, dtype: DType, spread: Spread) -> k.KernelOp:
