@@ -81,7 +81,7 @@ def test_a_report_takes_a_walk_a_level_at_most(kind: str, profile: str):
 @pytest.mark.parametrize("kind", ["loop", "branch"])
 def test_so_does_every_format_and_what_reads_a_graph(kind: str):
     layout = Layout(100, file="x.svg")
-    for name in ("table", "json", "csv", "ir", "schedule", "trace"):
+    for name in ("text", "json", "csv", "markdown", "ir", "schedule", "trace"):
         grown = grows(lambda g, name=name: BACKENDS[name]([gpuir.analyze(g)], layout), kind, "ort")
         assert grown < LEVELS, name
     assert grows(lambda g: gpuir.memory(g), kind) < LEVELS

@@ -10,10 +10,13 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
+from gpuir.backends.table import FORMATS
+from gpuir.backends.terminal import Layout
 from gpuir.cli.main import main
 from gpuir.cost import tensor
 from gpuir.cost.learned import factors, shipped
-from gpuir.cost.power import IDLE_SHARE, bend, drawn
+from gpuir.cost.nest import IDLE_SHARE
+from gpuir.cost.power import bend, drawn
 from gpuir.cost.reading import work_of
 from gpuir.ir.errors import UsageError
 from gpuir.ir.types import i8
@@ -321,7 +324,7 @@ def test_every_row_is_scored_or_counted(tmp_path: Path, times: None):
     held = next(c for c in cases if c.apart)
     assert held.predicted == pytest.approx(1e3 * 114 * 999 / mig.NODES["redhat"])
     assert found.skipped["quality: smells odd"] == 1
-    text = json.loads(mig.json_text([found]))
+    text = json.loads(str(FORMATS["json"](mig.report([found]), Layout())))
     (alone_row,) = [r for r in text["rows"] if r["op"] == "one instance, others idle"]
     assert (alone_row["target"], alone_row["n"], alone_row["model"]) == ("a30", 1, "bert-99.9")
     assert text["kind"] == "mig" and not text["fits"][0]["measured"]
