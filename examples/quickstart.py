@@ -15,8 +15,8 @@ MODEL = HERE / "encoder.onnx"  # BERT-base as an exporter writes it, without wei
 # %% [markdown]
 # ## One model on one GPU
 #
-# `analyze` gives an answer: how long the model takes, its memory, and each kernel with its cost. The
-# interval should hold 80 % of measurements.
+# `analyze` gives an answer: how long the model takes, its memory, and each kernel with its cost.
+# The interval should hold 80 % of measurements.
 
 # %%
 s = gpuir.analyze(MODEL, "a100", dims={"batch": 8, "seq": 128})

@@ -304,7 +304,7 @@ def answer(graph: Graph, *, warnings: Iterable[str] = (), batch: int | None = No
 
 def run_alone(found: Answer) -> Answer:
     """The numbers of a run, with what it takes of its target, alone there."""
-    target, clock = load_target(found.target), found.timeline
+    target, clock = load_target(str(found.graph.target)), found.timeline
     moved = found.dram_bytes / target.dram_bytes_per_s
     kernels = [x for x in found.running if x.time_s > 0]
     needs = Needs(

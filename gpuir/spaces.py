@@ -23,7 +23,7 @@ from gpuir.ir.graph import Graph, Level
 from gpuir.loading import load
 from gpuir.passes.manager import Pass, Pipeline
 from gpuir.passes.math import run_under
-from gpuir.plan.space.answers import Held, answers, cost_table, unfit
+from gpuir.plan.space.answers import Held, answers, cost_table, run, unfit
 from gpuir.plan.space.engines import Engine
 from gpuir.plan.space.program import Program, keys_of, program_of, read, written
 from gpuir.plan.space.space import OWN, Column, Job, Plan, Space
@@ -343,19 +343,8 @@ def latencies(
             row.append(programs[variant])
         made.append(row)
         alone.append(_alone(lambda name, g=g: g))
-    works = {
-        key: work for row in made for p in row for key, work in zip(p.keys, p.works, strict=True)
-    }
-    table = cost_table(works, loaded)
-    found: list[list[Answer]] = []
-    for row, run in zip(made, alone, strict=True):
-        there: dict[int, Answer] = {}
-        for program in {id(p): p for p in row}.values():
-            places = [t for t, x in enumerate(row) if x is program]
-            some = answers(program, loaded, places, table, run)
-            there |= dict(zip(places, some, strict=True))
-        found.append([there[t] for t in range(len(row))])
-    return found
+    found = run([dict(enumerate(row)) for row in made], loaded, alone)
+    return [[there[t] for t in range(len(loaded))] for there in found]
 
 
 def _lowered_on(g: Graph, passes: Pipeline) -> Graph:

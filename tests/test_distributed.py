@@ -152,7 +152,7 @@ def test_plans_of_a_model_share_what_they_have_in_common(
 ):
     """Weights are cut once for all stages of ZeRO, and forward and backward passes costed once."""
     calls: list[str] = []
-    cut, costed = Shard.run, gpuir.distributed.analyze
+    cut, costed = Shard.run, gpuir.distributed.costed
 
     def counted(self: Shard, g: Graph) -> Graph:
         calls.append(self.by)
@@ -163,7 +163,7 @@ def test_plans_of_a_model_share_what_they_have_in_common(
         return costed(g, **given)
 
     monkeypatch.setattr(Shard, "run", counted)
-    monkeypatch.setattr(gpuir.distributed, "analyze", analyzed)
+    monkeypatch.setattr(gpuir.distributed, "costed", analyzed)
     plans = [gpuir.Parallel(tp=2, dp=2, pp=2, microbatches=2, zero=zero) for zero in (0, 1)]
     alone = [gpuir.simulate_ranks(training, "dgx-a100", plan) for plan in plans]
     assert calls == ["tensor", "data", *["kernels"] * 8] * 2
@@ -535,7 +535,7 @@ def test_ranks_that_are_alike_are_looked_at_once(monkeypatch: pytest.MonkeyPatch
         calls.append((target, shape_of(g)))
         return gpuir.analyze(g, target=target, **options).graph
 
-    monkeypatch.setattr(gpuir.distributed, "analyze", counted)
+    monkeypatch.setattr(gpuir.distributed, "costed", counted)
     for nodes in (1, 2):
         calls.clear()
         kinds = f"{nodes}xdgx-h100+{nodes}xdgx-a100"

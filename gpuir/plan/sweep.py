@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
-from itertools import pairwise, product
+from functools import cached_property, partial
+from itertools import chain, pairwise, product
 
 from gpuir.cost.habits import predictor_of
 from gpuir.cost.table import Predictor
@@ -15,6 +15,8 @@ from gpuir.ir.graph import Graph
 from gpuir.ir.notes import Schedule
 from gpuir.passes.annotate import cost_graph, costing
 from gpuir.passes.tile import tile_graph
+from gpuir.plan.space.answers import run
+from gpuir.plan.space.program import Program, program_of
 from gpuir.report.answer import Answer, Device, Dims, answer_of, check_runs
 from gpuir.simulate.fitting import ToFit
 from gpuir.simulate.memory import memory
@@ -151,19 +153,13 @@ def sweep(
 
     `kernels` gives the kernels of the model with these sizes under a profile on a target, the same
     graph where they are the same; a ModelError of it makes the sizes refused, and is raised when
-    the model refuses all. A target that a profile does
-    not run the model on has no point. `items` says how many a run
-    does at once. `own` are prices by the name of the target, in place of those listed. `files`
-    has the names that targets are loaded by, where those are not their own. `done` is called after
-    each choice of sizes.
+    the model refuses all. A target that a profile does not run the model on has no point. `items`
+    says how many a run does at once. `own` are prices by the name of the target, in place of those
+    listed. `files` has the names that targets are loaded by, where those are not their own. `done`
+    is called after each choice of sizes.
     """
     prices = prices_together(targets, own)
-    files = files or {}
-    devices = [
-        _Device(x, files.get(x.name, x.name), predictor, price)
-        for x, price in zip(targets, prices, strict=True)
-    ]
-    points: list[Answer] = []
+    points: list[list[Answer]] = [[] for _ in targets]
     refused: list[tuple[Dims, str]] = []
     unsupported: dict[tuple[str, str], str] = {}
     strange: dict[tuple[str, str], None] = {}
@@ -171,60 +167,73 @@ def sweep(
     model = ""
     for values in product(*axes.values()):
         dims = tuple(zip(axes, values, strict=True))
+        rows: list[dict[int, Graph]] = []
         try:
-            graphs = {
-                (profile, d): kernels(dict(dims), profile, d.target)
-                for profile in profiles
-                for d in devices
-            }
+            made = [[kernels(dict(dims), name, x) for x in targets] for name in profiles]
         except ModelError as error:
             first = first or error
             refused.append((dims, error.what))
-            graphs = {}
-        for (_, d), g in graphs.items():
-            model = g.name
-            if (error := refusal(g, d.target)) is not None:
-                first = first or error
-                unsupported[d.target.name, profile_of(g).name] = reason(error)
-            else:
-                points.append(_point(d, g, dims, items(dict(dims))))
-                strange.update(((d.target.name, x), None) for x in elsewhere(g, d.target))
+            made = []
+        for row in made:
+            rows.append({})
+            for t, (g, target) in enumerate(zip(row, targets, strict=True)):
+                model = g.name
+                if (error := refusal(g, target)) is not None:
+                    first = first or error
+                    unsupported[target.name, profile_of(g).name] = reason(error)
+                else:
+                    rows[-1][t] = g
+                    strange.update(((target.name, x), None) for x in elsewhere(g, target))
+        for answers in _answers(rows, targets, predictor, files or {}):
+            for t, a in answers.items():
+                price = x.usd_per_hour if (x := prices[t]) else None
+                found = replace(a, dims=dims, batch=items(dict(dims)), usd_per_hour=price)
+                points[t].append(check_runs(found))
         done()
-    if first is not None and not points:
+    if first is not None and not any(points):
         raise first
-    place = {target.name: i for i, target in enumerate(targets)}
     return Sweep(
         model=model,
         axes=tuple((name, tuple(values)) for name, values in axes.items()),
-        points=tuple(sorted(points, key=lambda p: place[p.target])),
+        points=tuple(chain(*points)),
         refused=tuple(refused),
-        prices=tuple((d.target.name, d.price) for d in devices if d.price),
+        prices=tuple((x.name, price) for x, price in zip(targets, prices, strict=True) if price),
         unsupported=tuple((*pair, why) for pair, why in unsupported.items()),
         elsewhere=tuple(strange),
     )
 
 
-def _point(device: _Device, g: Graph, dims: Dims, items: int) -> Answer:
-    costed = device.costed(g)
-    held = memory(costed, device.target)
-    a = answer_of(costed, Device(device.target.name, ""), batch=items, held=held)
-    price = device.price.usd_per_hour if device.price else None
-    return replace(check_runs(a).numbers, dims=dims, usd_per_hour=price)
+def _answers(
+    rows: Sequence[Mapping[int, Graph]],
+    targets: Sequence[Target],
+    predictor: str | Predictor,
+    files: Mapping[str, str],
+) -> list[dict[int, Answer]]:
+    """What each row of graphs comes to on the targets that it has one for: as programs, whose
+    kernels are costed together, where the tile predictor costs them."""
+
+    def whole(row: Mapping[int, Graph], target: Target) -> Answer:
+        g = row[targets.index(target)]
+        return _analyzed(g, target, files.get(target.name, target.name), predictor)
+
+    if predictor != "tile":
+        return [{t: whole(row, targets[t]) for t in row} for row in rows]
+    made: dict[tuple[int, bool], Program] = {}
+
+    def program(g: Graph, on_cpu: bool) -> Program:
+        key = id(g), on_cpu
+        if key not in made:
+            made[key] = program_of(g, on_cpu)
+        return made[key]
+
+    programs = [{t: program(g, targets[t].is_cpu) for t, g in row.items()} for row in rows]
+    return run(programs, targets, [partial(whole, row) for row in rows])
 
 
-class _Device:
-    """A target, its price, and its predictor: kernels of all sizes that are equal are costed once,
-    but on a CPU, whose caches hold the weights of one graph, and where a stack has others."""
-
-    def __init__(self, target: Target, name: str, predictor: str | Predictor, price: Price | None):
-        self.target, self.name, self.price = target, name, price
-        self.predictor = predictor
-        self.costing = None if target.is_cpu else costing(predictor, target)
-
-    def costed(self, g: Graph) -> Graph:
-        """The graph as `tile` and `annotate` would make it."""
-        own = predictor_of(profile_of(g), g) if self.predictor == "tile" else None
-        costs = self.costing
-        if own or costs is None:
-            costs = costing(own or self.predictor, self.target, frozenset(g.params))
-        return cost_graph(tile_graph(g, Schedule(g.name, self.name, ()), self.target), costs)
+def _analyzed(g: Graph, target: Target, name: str, predictor: str | Predictor) -> Answer:
+    """What the passes tile and annotate make of kernels on a target of that name."""
+    own = predictor_of(profile_of(g), g) if predictor == "tile" else None
+    costs = costing(own or predictor, target, frozenset(g.params))
+    costed = cost_graph(tile_graph(g, Schedule(g.name, name, ()), target), costs)
+    held = memory(costed, target)
+    return answer_of(costed, Device(target.name, ""), held=held).numbers

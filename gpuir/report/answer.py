@@ -469,7 +469,7 @@ def check_runs(a: Answer) -> Answer:
     if a.ran:
         return a
     raise ModelError(
-        f"nothing runs under {a.profile}",
+        a.why or f"nothing runs under {a.profile}",
         where=a.model,
         expected="a model that launches a kernel",
         fix="run `gpuir analyze` to see what happened to the nodes of the model",

@@ -90,6 +90,27 @@ def cost_table(
 Alone = Callable[[Target], Answer]
 
 
+def run(
+    rows: Sequence[Mapping[int, Program]],
+    targets: Sequence[Target],
+    alone: Sequence[Alone],
+) -> list[dict[int, Answer]]:
+    """What each of several questions comes to on those of the targets that it has a program for, by
+    their place: the kernels of all are costed together. `alone` is as `answers` takes it."""
+    programs = [p for row in rows for p in row.values()]
+    works = {key: work for p in programs for key, work in zip(p.keys, p.works, strict=True)}
+    table = cost_table(works, targets)
+    found: list[dict[int, Answer]] = []
+    for row, own in zip(rows, alone, strict=True):
+        there: dict[int, Answer] = {}
+        for program in {id(p): p for p in row.values()}.values():
+            places = [t for t, x in row.items() if x is program]
+            some = answers(program, targets, places, table, own)
+            there |= dict(zip(places, some, strict=True))
+        found.append(there)
+    return found
+
+
 def answers(
     program: Program,
     targets: Sequence[Target],
