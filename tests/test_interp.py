@@ -291,12 +291,14 @@ def test_conv_against_torch(x, w, strides, pads, dilations, groups):
     np.testing.assert_allclose(got, expected, rtol=1e-9, atol=1e-12)
 
     # the kernel does the same, and then its epilogue on the accumulator
-    b = Builder(Level.kernel, "epilogue")
-    acc = b.input("acc", TensorType(got.shape, f32))
-    epilogue = b.finish((b(t.Map("relu", (acc,))),))
-    got = apply(
-        lambda x, w: k.Conv(x, w, strides, pads, pads, dilations, groups, epilogue=epilogue), x, w
-    )
+    def kernel(x: Value, w: Value) -> k.Conv:
+        b = Builder(Level.graph, "body")
+        b.locs = ("m:conv",)
+        b.capture(x), b.capture(w)
+        acc = b(t.Conv(x, w, strides, pads, pads, dilations, groups, f32))
+        return k.Conv((x, w), b.finish([b(t.Map("relu", (acc,)))]))
+
+    got = apply(kernel, x, w)
     np.testing.assert_allclose(got, np.maximum(expected, 0), rtol=1e-5, atol=1e-6)
 
 
@@ -475,16 +477,17 @@ def test_opaque_ops_have_no_meaning():
 
 
 def test_a_gemm_with_prologue_and_epilogue():
-    b = Builder(Level.kernel, "dequantize")
-    q, s = b.input("q", TensorType((4, 3), u8)), b.input("s", TensorType((3,), f16))
-    prologue = b.finish([b(t.Map("mul", (b(t.Cast(q, f16)), s)))])
-    b = Builder(Level.kernel, "epilogue")
-    acc, bias = b.input("acc", TensorType((2, 3), f32)), b.input("bias", TensorType((3,), f16))
-    epilogue = b.finish([b(t.Map("add", (b(t.Cast(acc, f16)), bias)))])
+    b = Builder(Level.graph, "body")
+    b.locs = ("m:gemm",)
+    a, q = b.input("a", TensorType((2, 4), f16)), b.input("q", TensorType((4, 3), u8))
+    bias, s = (b.input(name, TensorType((3,), f16)) for name in ("bias", "s"))
+    unpacked = b(t.Map("mul", (b(t.Cast(q, f16)), s)))
+    total = b(t.Cast(b(t.Matmul(a, unpacked, f32)), f16))
+    body = b.finish([b(t.Map("add", (total, bias)))])
     x, w = normal(2, 4, dtype=np.float16), rng.integers(0, 9, (4, 3)).astype(np.uint8)
     scale, bias_ = normal(3, dtype=np.float16), normal(3, dtype=np.float16)
     got = apply(
-        lambda x, w, s, b: k.Gemm(x, w, (b,), epilogue, prologue=prologue, weights=(s,)),
+        lambda x, w, s, b: k.Gemm((x, w, b, s), body),
         *(x, w, scale, bias_),
     )
     np.testing.assert_allclose(got, x @ (w * scale) + bias_, rtol=2e-2, atol=2e-2)

@@ -22,9 +22,11 @@ MLP = """costed @mlp of onnx for a100 under ort {
   in %x: f16[8, 1024]
   param %w: f16[1024, 4096]
   param %bias: f16[4096]
-  %y: f16[8, 4096] = k.gemm(%x, %w, extra=[%bias], epilogue={
-    in %acc: f32[8, 4096]
+  %y: f16[8, 4096] = k.gemm([%x, %w, %bias], {
+    in %x: f16[8, 1024]
+    in %w: f16[1024, 4096]
     in %bias: f16[4096]
+    %acc: f32[8, 4096] = t.matmul(%x, %w, dtype=f32) at "mlp.onnx:MatMul_3"
     %c: f16[8, 4096] = t.cast(%acc, f16) at "mlp.onnx:MatMul_3"
     %s: f16[8, 4096] = t.map("add", [%c, %bias]) at "mlp.onnx:Add_4"
     out %s

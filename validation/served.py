@@ -151,8 +151,8 @@ class Share:
             found = PLACE.match(str(node.locs[0])) if node.locs else None
             module, layer = (found["module"], int(found["layer"] or 0)) if found else ("", 0)
             match node.op:
-                case k.Gemm(a=a) if module.count(".") or module == "lm_head":
-                    dims = node.op.space().dims
+                case k.Gemm() if module.count(".") or module == "lm_head":
+                    dims, a = node.op.space().dims, node.op.factors[0]
                     before = products.get(a, Product(module, layer, 0, dims["k"]))
                     products[a] = before._replace(n=before.n + dims["n"])
                 case k.Experts():

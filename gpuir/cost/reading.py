@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from math import ceil, prod
 
@@ -35,8 +36,9 @@ from gpuir.cost.work import (
     Windowed,
     Work,
 )
-from gpuir.ir.graph import Access, Graph, Node, Space, Value
+from gpuir.ir.graph import Access, Node, Space, Value
 from gpuir.ir.lazy import once
+from gpuir.ir.types import f32
 from gpuir.ops import kernel as k
 from gpuir.ops import tensor as t
 from gpuir.ops.spread import parse_spread
@@ -71,9 +73,9 @@ def _something(work: Work) -> Work:
 def _work(op: k.KernelOp) -> Work:
     space = op.nest
     match op:
-        case k.Conv() if op.window:
-            return _weight_gradient(op, space)
-        case k.Gemm() | k.Conv() | k.Attention():
+        case k.Conv() if isinstance(op.product, t.ConvWeightGradient):
+            return _weight_gradient(op, op.product, space)
+        case k.Product():
             return _contraction(op, space)
         case k.AttentionGradient():
             return _attention_gradient(op)
@@ -91,7 +93,7 @@ def _work(op: k.KernelOp) -> Work:
         case _:
             operands = tuple(_operand(a, space, staging) for a, staging in _accesses(space))
             operands = _sliced(op, operands)
-    body = op.body if isinstance(op, k.BodyKernel) else None
+    body = op.body.nodes if isinstance(op, k.BodyKernel) else ()
     written = min(max((_cells(a) for a in space.writes), default=0), space.points)
     return Work(
         kernel=op.name,
@@ -220,10 +222,8 @@ def operand_names(op: k.KernelOp) -> tuple[str, ...]:
     if isinstance(op, k.AttentionGradient | k.ExpertsGradient):
         op = op.forward()
     reads = op.operands
-    if isinstance(op, k.Gemm):
-        reads = (op.a, op.b, *op.weights, *op.extra)
-    elif isinstance(op, k.Conv):
-        reads = (op.x, op.w, *op.weights, *op.extra)
+    if isinstance(op, k.Product):
+        reads = (*op.factors, *op.weights, *op.extra)
     elif isinstance(op, k.Experts):
         reads = (op.experts.x, op.experts.up)
     writes = len(op.nest.writes)
@@ -315,7 +315,7 @@ def _given(op: t.ScatterElements | t.ScatterND) -> float:
     return updates * rows / lookups
 
 
-def _contraction(op: k.Gemm | k.Conv | k.Attention, space: Space) -> Work:
+def _contraction(op: k.Product, space: Space) -> Work:
     operands: list[Operand] = []
     for i, (a, staging) in enumerate(_accesses(space)):
         inner = 1
@@ -334,36 +334,39 @@ def _contraction(op: k.Gemm | k.Conv | k.Attention, space: Space) -> Work:
     return replace(found, flops=op.flops(), lane_ops=own, math=op.math, simd_ops=_simd(op.epilogue))
 
 
-def _product(op: k.Gemm | k.Conv, space: Space, operands: list[Operand]) -> Work:
+def _product(op: k.Product, space: Space, operands: list[Operand]) -> Work:
     kind = _scales(op)
     # whose measurements have them in the steps
     unpacking = 0.0 if kind == "block scales" else _lane_ops(op.prologue)
     found = contracted(op.name, space.dims, operands, op.compute_dtype, unpacking)
-    found = replace(found, reduced=space.reduced, accumulator_bits=op.acc.bits, kind=kind)
+    found = replace(found, reduced=space.reduced, kind=kind)
+    found = replace(found, accumulator_bits=op.anchor.results[0].type.dtype.bits)
     if isinstance(op, k.Conv):
         form = _conv_form(op)
         return replace(found, detail=_window(op), form=form, beside=_conversions(op))
+    assert isinstance(op, k.Gemm)
     between = None if op.between is None else Looped(float(op.between))
     return replace(found, detail=between)
 
 
 def _attention(op: k.Attention, space: Space, operands: list[Operand]) -> Work:
-    heads, groups = op.q.type.shape[-3], op.k.type.shape[-3]
-    keys = op.k.type.shape[-2]
-    reach = keys if op.window is None else min(keys, op.window + 1)
-    if op.block:
-        reach = min(keys, op.visited[1] * op.block[1])
-        read = op.visited[2] * op.block[1] / max(groups * prod(op.k.type.shape[:-3]) * keys, 1)
+    one = op.product
+    heads, groups = one.q.type.shape[-3], one.k.type.shape[-3]
+    keys = one.k.type.shape[-2]
+    reach = keys if one.window is None else min(keys, one.window + 1)
+    if one.block:
+        reach = min(keys, one.visited[1] * one.block[1])
+        read = one.visited[2] * one.block[1] / max(groups * prod(one.k.type.shape[:-3]) * keys, 1)
         operands[1:3] = [replace(o, nbytes=o.nbytes * min(read, 1.0)) for o in operands[1:3]]
     detail = Heads(
-        head=float(op.q.type.shape[-1]),
+        head=float(one.q.type.shape[-1]),
         group=heads / max(groups, 1),
         kv_heads=float(groups),
         reach=float(reach),
-        windowed=float(op.window is not None and not op.block),
-        blocked=float(bool(op.block)),
+        windowed=float(one.window is not None and not one.block),
+        blocked=float(bool(one.block)),
     )
-    each = SOFTMAX_LANE_OPS + (LANE_OPS["tanh"] if op.softcap else 0.0)
+    each = SOFTMAX_LANE_OPS + (LANE_OPS["tanh"] if one.softcap else 0.0)
     density = density_of(op)
     found = attended(space.dims, operands, op.compute_dtype, detail, density, score_ops=each)
     return (
@@ -378,25 +381,34 @@ def _conversions(op: k.Conv) -> tuple[Work, ...]:
     by the kernels that have nhwc2nchw in their names: where cuDNN's heuristic, and not
     cudnn.benchmark, takes one that does not, a transpose of it comes behind (nhwcToNchwKernel).
     For groups it has kernels that take images as they lie (conv2d_grouped_direct_kernel)."""
-    if op.library != "cudnn" or op.groups > 1:
+    if op.library != "cudnn" or op.product.groups > 1:
         return ()
     return tuple(
         pointwise(x.size, (x.dtype,), (x.dtype,), ops=0.0, kind="transpose")
-        for x in (op.x.type, op.w.type)
+        for x in (v.type for v in op.factors)
         if not x.is_channels_last and x.shape[1] > 1 and prod(x.shape[2:]) > 1
     )
 
 
-def _weight_gradient(op: k.Conv, space: Space) -> Work:
+def _weight_gradient(op: k.Conv, grad: t.ConvWeightGradient, space: Space) -> Work:
     """The gradient of a convolution's weights as the product it is, whose sum may be split; with a
     few channels a group as the convolution itself, which takes as many operations."""
     if min(space.dims["n"], space.dims["m"]) >= 8:
         product = _contraction(op, space)
         form = "of a convolution's weights"
         return replace(product, kernel="k.gemm", detail=None, simd_ops=0.0, form=form)
-    w = Value("w", op.direct().result_types[0])
-    parts = (op.strides, op.low, op.high, op.dilations, op.groups)
-    forward = k.Conv(op.x, w, *parts, math=op.math, library=op.library)
+    w = Value("w", grad.result_types[0].with_dtype(grad.x.type.dtype))
+    conv = t.Conv(
+        op.factors[0],
+        w,
+        strides=grad.strides,
+        low=grad.low,
+        high=grad.high,
+        dilations=grad.dilations,
+        groups=grad.groups,
+        dtype=f32,
+    )
+    forward = k.Conv.of(conv, math=op.math, library=op.library)
     return replace(_contraction(forward, forward.nest), form="of weights")
 
 
@@ -414,15 +426,18 @@ def _in_turns(work: Work, op: k.KernelOp, times: float) -> Work:
 
 def _conv_form(op: k.Conv) -> str:
     """What no measured convolution was."""
-    depthwise = op.groups > 1 and op.groups == op.direct().result_types[0].shape[1]
-    words = ("depthwise" if depthwise else "", "transposed" if op.transposed else "")
+    conv = op.product
+    depthwise = conv.groups > 1 and conv.groups == conv.result_types[0].shape[1]
+    transposed = isinstance(conv, t.ConvTranspose)
+    words = ("depthwise" if depthwise else "", "transposed" if transposed else "")
     return " ".join(filter(None, words))
 
 
 def _window(op: k.Conv) -> ConvShape:
-    size, window = (tuple(map(float, v.type.shape[2:])) for v in (op.x, op.w))
-    stride, dilation = (float(max(n, default=1)) for n in (op.strides, op.dilations))
-    found = shape_of(size, window, stride, dilation, op.transposed)
+    conv = op.product
+    size, window = (tuple(map(float, v.type.shape[2:])) for v in op.factors)
+    stride, dilation = (float(max(n, default=1)) for n in (conv.strides, conv.dilations))
+    found = shape_of(size, window, stride, dilation, isinstance(conv, t.ConvTranspose))
     return replace(found, library=op.library)
 
 
@@ -467,36 +482,40 @@ def is_of_blocks(v: Value) -> bool:
     return v.type.dtype.bits > 8 and v.type.rank == 3 and v.type.shape[-1] > 1
 
 
-def _scales(op: k.Gemm | k.Conv) -> str:
+def _scales(op: k.Product) -> str:
     """What the scales of a product of 8-bit numbers are given for, as its factors are called:
     blocks of the weight, rows of the left operand, or nothing that a kernel is measured with."""
-    if not isinstance(op, k.Gemm) or op.a.type.dtype.bits != 8 or op.right.dtype.bits != 8:
+    if not isinstance(op, k.Gemm):
         return ""
-    if op.prologue and any(isinstance(node.op, t.Pointwise) for node in op.prologue.nodes):
+    a, b = op.product.a.type, op.product.b.type
+    if a.dtype.bits != 8 or b.dtype.bits != 8:
+        return ""
+    if any(isinstance(node.op, t.Pointwise) for node in op.prologue):
         return "block scales"
-    rows = (*op.a.type.shape[:-1], 1)
-    return "row scales" if any(v.type.shape == rows for v in op.extra) else ""
+    return "row scales" if any(v.type.shape == (*a.shape[:-1], 1) for v in op.extra) else ""
 
 
 def is_masked(op: k.Attention) -> bool:
     """Whether PyTorch's attention is given a mask: its own, or one that says what its flag for a
     square causal one cannot, a window or a past. A mask of one cell says whether it is called."""
-    past = op.causal and op.offset != 0 and op.q.type.shape[-2] > 1
-    masked = op.mask is not None and op.mask.type.size > 1
-    return masked or op.window is not None or past
+    one = op.product
+    past = one.causal and one.offset != 0 and one.q.type.shape[-2] > 1
+    masked = one.mask is not None and one.mask.type.size > 1
+    return masked or one.window is not None or past
 
 
 def density_of(op: k.Attention) -> float:
     """The share of scores that a causal mask, a window or the blocks of a mask leave: above 1 where
     whole blocks go beyond the ends of the sequence."""
-    scores = prod(op.q.type.shape[:-1]) * op.k.type.shape[-2]
-    return op.direct().computed / scores if scores else 1.0
+    one = op.product
+    scores = prod(one.q.type.shape[:-1]) * one.k.type.shape[-2]
+    return one.computed / scores if scores else 1.0
 
 
-def _lane_ops(body: Graph | None) -> float:
+def _lane_ops(nodes: Iterable[Node]) -> float:
     """Instructions of a pointwise or reducing body, as the lanes run them."""
     total = 0.0
-    for node in body.nodes if body else ():
+    for node in nodes:
         match node.op:
             case t.Map(fn=fn, imm=imm):
                 each = POWERS.get(imm[0]) if fn == "pow" and len(imm) == 1 else None
@@ -545,6 +564,5 @@ def _pooling_ops(op: k.KernelOp) -> float:
     return (WINDOW_LANE_OPS * prod(op.window.window) + place) * op.result_types[0].size
 
 
-def _simd(body: Graph | None) -> Number:
-    nodes = body.nodes if body else ()
+def _simd(nodes: Iterable[Node]) -> Number:
     return simd_ops((n.op.fn, n.results[0].type.size) for n in nodes if isinstance(n.op, t.Map))

@@ -112,29 +112,30 @@ def product(body: Graph) -> Node:
     return next(n for n in body.nodes if n.op.contraction)
 
 
-def prologue(body: Graph, operand: Value) -> Graph | None:
-    """The region that makes an operand of the contraction inside its launch, on the packed weight
-    first and what else it reads; None where the operand lies in memory."""
-    if operand in body.inputs:
-        return None
-    nodes = needed(body.nodes, (operand,))
-    return Graph(Level.graph, "", tuple(largest_first(nodes)), (), nodes, (operand,))
-
-
-def epilogue(body: Graph, acc: DType) -> Graph | None:
-    """The region after the contraction, on the accumulator, of dtype `acc`, and the extra operands;
-    None where the accumulator is the result."""
-    anchor = product(body)
+def accumulated(op: t.Fused, acc: DType) -> tuple[tuple[Value, ...], Graph]:
+    """A launch as its product's kernel has it: the arguments, factors first and a packed weight in
+    place of the one it becomes, then what the epilogue reads; and the body, summed in `acc`."""
+    body, anchor = op.body, product(op.body)
+    before = needed(body.nodes, anchor.op.operands)
+    others = [n for n in body.nodes if n is not anchor and n not in before]
+    rest = needed(others, body.outputs, {*anchor.results, *(v for n in before for v in n.results)})
     result = anchor.results[0]
-    rest = needed([n for n in body.nodes if n is not anchor], body.outputs, {result})
-    if not rest and result.type.dtype == acc:
-        return None
-    extra = [v for v in reads(rest) if v != result]
-    if result.type.dtype == acc:
-        return Graph(Level.graph, "", (result, *extra), (), rest, body.outputs)
-    first = Value(_unused(f"{result.name}.acc", body), result.type.with_dtype(acc))
-    cast = Node(t.Cast(first, result.type.dtype), (result,), anchor.locs)
-    return Graph(Level.graph, "", (first, *extra), (), (cast, *rest), body.outputs)
+    if isinstance(anchor.op, t.Attention) and {*anchor.results[1:]}.isdisjoint(body.outputs):
+        anchor = replace(anchor, op=replace(anchor.op, stats=False), results=(result,))
+    if result.type.dtype != acc:
+        total = Value(_unused(f"{result.name}.acc", body), result.type.with_dtype(acc))
+        rest = (Node(t.Cast(total, result.type.dtype), (result,), anchor.locs), *rest)
+        assert isinstance(anchor.op, t.Matmul | t.Conv | t.ConvTranspose | t.ConvWeightGradient)
+        anchor = replace(anchor, op=replace(anchor.op, dtype=acc), results=(total,))
+    outer = dict(zip(body.inputs, op.args, strict=True))
+    factors = (
+        v if v in outer else largest_first(needed(before, (v,)))[0] for v in anchor.op.operands
+    )
+    read = dict.fromkeys((*factors, *reads(rest), *largest_first(before)))
+    inputs = tuple(v for v in read if v in outer)
+    nodes = (*before, anchor, *rest)
+    args = tuple(outer[v] for v in inputs)
+    return args, Graph(Level.graph, "", inputs, (), nodes, body.outputs)
 
 
 # ---------------------------------------------------------------------------- weights

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
 import numpy as np
 
-from gpuir.interp.arrays import Array, NoMeaning, cast, to_numpy_dtype, to_type
-from gpuir.interp.gradients import GRADIENTS, conv_weight_gradient
+from gpuir.interp.arrays import Array, NoMeaning, to_numpy_dtype, to_type
+from gpuir.interp.gradients import GRADIENTS
 from gpuir.interp.ranks import RANKS
-from gpuir.interp.tensor import TENSOR, Meaning, Operands, attention, conv, conv_transpose, factors
+from gpuir.interp.tensor import TENSOR, Meaning, Operands
 from gpuir.ir.errors import GpuirError, ModelError, nearest
 from gpuir.ir.graph import Graph, Node, Op, Value
 from gpuir.ops import kernel as k
@@ -149,50 +148,6 @@ def _body(op: t.Fused | k.BodyKernel, at: Operands) -> tuple[Array, ...]:
     return tuple(_run(op.body, at.all(op.args), at.loose))
 
 
-# ---------------------------------------------------------------------------- kernels
-
-
-def _epilogue(op: k.Gemm | k.Conv | k.Attention, product: Array, at: Operands) -> tuple[Array, ...]:
-    if op.epilogue is None:
-        return (product,)
-    return tuple(_run(op.epilogue, [product, *at.all(op.extra)], at.loose))
-
-
-def _right(op: k.Gemm | k.Conv, operand: Value, at: Operands) -> tuple[Value, Array]:
-    """The second factor as it is multiplied: what the prologue makes of it and its weights."""
-    if op.prologue is None:
-        return operand, at(operand)
-    (array,) = _run(op.prologue, [at(operand), *at.all(op.weights)], at.loose)
-    return Value(operand.name, op.prologue.outputs[0].type), array
-
-
-def _k_gemm(op: k.Gemm, at: Operands) -> tuple[Array, ...]:
-    _, right = _right(op, op.b, at)
-    a, b = factors(at(op.a), right, op.acc)
-    return _epilogue(op, cast(np.matmul(a, b), op.acc, saturate=False), at)
-
-
-def _k_conv(op: k.Conv, at: Operands) -> tuple[Array, ...]:
-    w, array = _right(op, op.w, at)
-    direct = op.direct()
-    arrays = factors(at(op.x), array, op.acc)
-    wider = Value(op.x.name, to_type(arrays[0])), Value(w.name, to_type(arrays[1]))
-    known = Operands(dict(zip(wider, arrays, strict=True)), at.loose)
-    match direct:
-        case t.ConvTranspose():
-            product = conv_transpose(replace(direct, x=wider[0], w=wider[1]), known)
-        case t.ConvWeightGradient():
-            product = conv_weight_gradient(replace(direct, x=wider[0], dy=wider[1]), known)
-        case _:
-            product = conv(replace(direct, x=wider[0], w=wider[1]), known)
-    return _epilogue(op, cast(product, op.acc, saturate=False), at)
-
-
-def _k_attention(op: k.Attention, at: Operands) -> tuple[Array, ...]:
-    y, *stats = attention(op.direct(), at)
-    return (*_epilogue(op, y, at), *stats)
-
-
 MEANINGS: dict[type[Op], Meaning] = {
     **TENSOR,
     **GRADIENTS,
@@ -200,9 +155,6 @@ MEANINGS: dict[type[Op], Meaning] = {
     t.Loop: _loop,
     t.Cond: _cond,
     t.Fused: _body,
-    k.Gemm: _k_gemm,
-    k.Conv: _k_conv,
-    k.Attention: _k_attention,
     k.Loop: _loop,
     k.Cond: _cond,
     **{op: _body for op in k.KERNELS.values() if issubclass(op, k.BodyKernel)},

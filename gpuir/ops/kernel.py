@@ -6,12 +6,14 @@ traffic and occupancy are computed from that alone.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from math import prod
-from typing import ClassVar, Literal, TypeVar
+from typing import Any, ClassVar, Literal, Self, TypeVar
 
 from gpuir.ir.errors import ModelError, nearest
 from gpuir.ir.graph import Access, Graph, Level, Node, Op, Space, Value, aligned
+from gpuir.ir.lazy import lazy
 from gpuir.ir.types import DType, TensorType, c64, f32, tf32
 from gpuir.ops import tensor as t
 from gpuir.ops.orders import as_images, as_operands, convolved, copied
@@ -22,6 +24,9 @@ Kind = TypeVar("Kind", bound=Op)
 # where an index or a window says.
 FLOWING = (t.Pointwise, t.Generating, t.Layout)
 FETCHING = (t.Indexing, t.Joining, t.Window)
+
+# Dtypes whose products may run in TF32 (cuBLAS, cublasComputeType_t: CUBLAS_COMPUTE_32F_FAST_TF32).
+ROUNDED = (f32, c64)
 
 
 @dataclass(frozen=True)
@@ -67,19 +72,6 @@ def _only(kernel: str, region: Graph | None, kinds: tuple[type[Op], ...]) -> Non
             )
 
 
-def _epilogue_types(op: str, epilogue: Graph, acc: TensorType, extra: tuple[Value, ...]) -> None:
-    """An extra operand may lie in memory in any order, as those of bodies may."""
-    _only(op, epilogue, FLOWING)
-    takes = [v.type for v in epilogue.inputs]
-    given = [acc, *(v.type for v in extra)]
-    if [(x.shape, x.dtype) for x in takes] != [(x.shape, x.dtype) for x in given]:
-        raise ModelError(
-            f"{op}: the epilogue must take the accumulator and the extra operands",
-            expected=", ".join(map(str, given)),
-            found=", ".join(map(str, takes)),
-        )
-
-
 def _check_library(
     op: Conv | Attention | Reduce | Collective, of: str, known: tuple[str, ...]
 ) -> None:
@@ -87,17 +79,6 @@ def _check_library(
         raise ModelError(
             f"{op.name}: no library for {of} has the name {op.library!r}",
             fix=nearest(op.library, [name for name in known if name]),
-        )
-
-
-def _check_math(
-    op: Gemm | Conv | Attention | AttentionGradient | Experts | ExpertsGradient,
-) -> None:
-    """Raises where the dtype that products are said to run in is not one they can."""
-    if op.math is not None and (op.math != tf32 or op.compute_dtype not in ROUNDED):
-        raise ModelError(
-            f"{op.name}: products of {op.compute_dtype} cannot run in {op.math}",
-            expected="math=tf32 for f32 products, or no math",
         )
 
 
@@ -112,318 +93,6 @@ def _each_ordered(
     """Result types, each as written in its own memory order; the last may have none."""
     orders = (*orders, *((),) * (len(types) - len(orders)))
     return tuple(_ordered((type,), order)[0] for type, order in zip(types, orders, strict=True))
-
-
-# ---------------------------------------------------------------------------- contractions
-
-# Dtypes whose products may run in TF32 (cuBLAS, cublasComputeType_t: CUBLAS_COMPUTE_32F_FAST_TF32).
-ROUNDED = (f32, c64)
-
-
-@dataclass(frozen=True)
-class Gemm(KernelOp):
-    """c[b, m, n] = sum over k of a[b, m, k] * b[b, k, n], then `epilogue` on each tile of c.
-
-    A batch that shares its right operand is more rows: b is 1 and m counts them all.
-    The epilogue's inputs are the accumulator, of dtype `acc`, and then `extra`. `prologue`, where
-    there is one, makes the right operand from `b` and `weights` on its way into the tile: a
-    dequantised weight. `order` is the memory order the result is written in. In a loop that keeps
-    its right operand, `between` is how many bytes the rest of a trip moves until the next reads it.
-    `math` is the dtype that the stack lets the products run in where that is not the operands':
-    TF32 of f32, on devices that have it.
-    """
-
-    name: ClassVar[str] = "k.gemm"
-    pipe: ClassVar[Literal["tensor", "vector"]] = "tensor"
-    contraction: ClassVar[bool] = True
-    a: Value
-    b: Value
-    extra: tuple[Value, ...] = ()
-    epilogue: Graph | None = None
-    acc: DType = f32
-    prologue: Graph | None = None
-    weights: tuple[Value, ...] = ()
-    order: tuple[int, ...] = ()
-    between: int | None = None
-    math: DType | None = None
-
-    @property
-    def right(self) -> TensorType:
-        """The type of the right operand as it is multiplied: after the prologue."""
-        return self.prologue.outputs[0].type if self.prologue else self.b.type
-
-    def accumulator(self) -> TensorType:
-        a, b = self.a.type.shape, self.right.shape
-        _only(self.name, self.prologue, FLOWING)
-        if a[-1] != b[-2]:
-            raise ModelError(
-                "k.gemm: inner dimensions differ", found=f"{self.a.type}, {self.right}"
-            )
-        return TensorType((*t.broadcast(a[:-2], b[:-2]), a[-2], b[-1]), self.acc)
-
-    def types(self) -> tuple[TensorType, ...]:
-        _check_math(self)
-        acc = self.accumulator()
-        if self.epilogue is None:
-            return _ordered((acc,), self.order)
-        _epilogue_types(self.name, self.epilogue, acc, self.extra)
-        return _ordered(tuple(v.type for v in self.epilogue.outputs), self.order)
-
-    def flops(self) -> int:
-        """Those of its multiply-adds, and what the epilogue and prologue do."""
-        cells = self.accumulator().size * self.a.type.shape[-1]
-        product = self.a.type.dtype.multiply_add * cells
-        return product + body_flops(self.epilogue) + body_flops(self.prologue)
-
-    @property
-    def compute_dtype(self) -> DType:
-        return self.a.type.dtype
-
-    @property
-    def is_flat(self) -> bool:
-        """Whether the whole batch is rows of one product: it shares the right operand, and its
-        rows lie one after another."""
-        shared = prod(self.right.shape[:-2]) == 1
-        return shared and self.a.type.order is None and not self.order
-
-    def _rows(self, type: TensorType, last: str) -> Access:
-        """The left operand, an extra one or the result, by batch, row and `last`."""
-        if not self.is_flat or type.rank < 2:
-            return aligned(type, ("b", "m", last))
-        flat = TensorType((prod(type.shape[:-1]), type.shape[-1]), type.dtype)
-        return Access(type, aligned(flat, ("m", last)).dims)
-
-    def _right(self, type: TensorType, dims: dict[str, int]) -> Access:
-        """How the right operand, or what its prologue reads, is indexed. Where the prologue moves
-        cells (a weight in blocks, n outermost), by all dimensions it may depend on."""
-        body = self.prologue.nodes if self.prologue else ()
-        if not any(isinstance(node.op, t.Layout) for node in body):
-            return aligned(type, ("b", "k", "n")) if type.rank >= 2 else Access(type, ("n",))
-        if type.size <= 1:
-            return Access(type, ())
-        if type.size == dims["n"]:
-            return Access(type, ("n",))
-        turned = any(isinstance(node.op, t.Transpose) for node in body)
-        names = ("n", "k") if turned else ("k", "n")
-        batch = ("b",) if self.right.rank > 2 else ()
-        return Access(type, tuple(d for d in (*batch, *names) if dims[d] > 1))
-
-    def space(self) -> Space:
-        *batch, m, n = self.accumulator().shape
-        b = prod(batch)
-        if self.is_flat:
-            b, m = 1, b * m
-        dims = {"b": b, "m": m, "n": n, "k": self.a.type.shape[-1]}
-        return Space(
-            dims=dims,
-            reads=(
-                self._rows(self.a.type, "k"),
-                *(self._right(v.type, dims) for v in (self.b, *self.weights)),
-                *(self._rows(v.type, "n") for v in self.extra),
-            ),
-            writes=tuple(self._rows(type, "n") for type in self.result_types),
-            reduced=("k",),
-        )
-
-    def may_overwrite(self, value: Value) -> bool:
-        """Over an operand of the epilogue."""
-        return value not in (self.a, self.b, *self.weights)
-
-
-# Whose kernel a convolution is: one that takes images as they lie, where none is named; cuDNN's,
-# which on matrix units takes channels-last alone, and converts what is not; ATen's own of depthwise
-# ones.
-CONV_LIBRARIES = ("", "cudnn", "aten")
-
-
-@dataclass(frozen=True)
-class Conv(KernelOp):
-    """Convolution as implicit GEMM: b groups of m = N·P·Q by n = K/g, over k = C/g·R·S.
-
-    It reads the real input, no im2col tensor: what the nest visits beyond it is reuse. `transposed`
-    is the gradient form (`t.conv_transpose`), where m counts input cells and n = K/g·R·S. With a
-    `window` it is the gradient of weights that have it (`t.conv_weight_gradient`): w is that of the
-    result, m = C/g·R·S and k = N·P·Q. The epilogue is as in `k.gemm`, on the accumulator in the
-    result's own shape. `library` says whose kernel it is (`CONV_LIBRARIES`).
-    """
-
-    name: ClassVar[str] = "k.conv"
-    pipe: ClassVar[Literal["tensor", "vector"]] = "tensor"
-    contraction: ClassVar[bool] = True
-    x: Value
-    w: Value
-    strides: tuple[int, ...]
-    low: tuple[int, ...]
-    high: tuple[int, ...]
-    dilations: tuple[int, ...]
-    groups: int = 1
-    extra: tuple[Value, ...] = ()
-    epilogue: Graph | None = None
-    acc: DType = f32
-    transposed: bool = False
-    grow: tuple[int, ...] = ()
-    prologue: Graph | None = None
-    weights: tuple[Value, ...] = ()
-    window: tuple[int, ...] = ()
-    math: DType | None = None
-    library: str = ""
-
-    def direct(self) -> t.Conv | t.ConvTranspose | t.ConvWeightGradient:
-        """The tensor op this kernel computes before its epilogue."""
-        _only(self.name, self.prologue, FLOWING)
-        w = Value(self.w.name, self.prologue.outputs[0].type) if self.prologue else self.w
-        parts = (self.strides, self.low, self.high, self.dilations, self.groups)
-        if self.window:
-            return t.ConvWeightGradient(self.x, w, self.window, *parts)
-        if self.transposed:
-            return t.ConvTranspose(self.x, w, *parts, extra=self.grow)
-        return t.Conv(self.x, w, *parts)
-
-    def accumulator(self) -> TensorType:
-        return self.direct().result_types[0].with_dtype(self.acc)
-
-    def types(self) -> tuple[TensorType, ...]:
-        _check_math(self)
-        _check_library(self, "convolutions", CONV_LIBRARIES)
-        acc = self.accumulator()
-        types = (acc,)
-        if self.epilogue is not None:
-            _epilogue_types(self.name, self.epilogue, acc, self.extra)
-            types = tuple(v.type for v in self.epilogue.outputs)
-        return tuple(convolved(type, (self.x, self.w)) for type in types)
-
-    def flops(self) -> int:
-        return self.direct().flops() + body_flops(self.epilogue) + body_flops(self.prologue)
-
-    @property
-    def compute_dtype(self) -> DType:
-        return self.x.type.dtype
-
-    def space(self) -> Space:
-        g, x, y = self.groups, self.x.type.shape, self.accumulator().shape
-        right = self.prologue.outputs[0].type.shape if self.prologue else self.w.type.shape
-        if self.window:
-            cells = right[0] * prod(right[2:])
-            dims = {"b": g, "m": prod(y[1:]), "n": y[0] // g, "k": cells}
-        elif self.transposed:
-            dims = {"b": g, "m": x[0] * prod(x[2:]), "n": prod(right[1:]), "k": x[1] // g}
-        else:
-            dims = {"b": g, "m": y[0] * prod(y[2:]), "n": y[1] // g, "k": prod(right[1:])}
-        live = tuple(d for d, n in dims.items() if n != 1)
-
-        def access(type: TensorType, *names: str) -> Access:
-            return Access(type, tuple(d for d in names if d in live))
-
-        def pointwise(v: Value) -> Access:
-            """An epilogue operand, which broadcasts to the result: its axis 1 is groups and n."""
-            if self.window:
-                return access(v.type, *"bmn" * (v.type.size > 1))
-            first = len(y) - v.type.rank
-            wide = {first + i for i, n in enumerate(v.type.shape) if n != 1}
-            channels, cells = 1 in wide, bool(wide - {1})
-            return access(v.type, *"b" * channels, *"m" * cells, *"n" * channels)
-
-        return Space(
-            dims=dims,
-            reads=(
-                access(self.x.type, "b", "m", "k"),
-                *(access(v.type, "b", "n", "k") for v in (self.w, *self.weights)),
-                *map(pointwise, self.extra),
-            ),
-            writes=tuple(access(type, "b", "m", "n") for type in self.result_types),
-            reduced=("k",),
-        )
-
-    def may_overwrite(self, value: Value) -> bool:
-        """Over an operand of the epilogue."""
-        return value not in (self.x, self.w, *self.weights)
-
-
-# Whose kernel an attention is: FlashAttention's of the device's generation where none is named;
-# PyTorch's function (`sdpa`), which chooses its kernel by what it is given; FlashAttention-3's;
-# TensorRT-LLM's; FlashInfer's; one written in Triton, SGLang's or vLLM's (`unified`).
-LIBRARIES = ("", "sdpa", "fa3", "trtllm", "flashinfer", "triton", "unified")
-
-
-@dataclass(frozen=True)
-class Attention(KernelOp):
-    """Fused attention: scores never leave the chip. Fields are those of `t.attention`.
-
-    Its nest is b h s e over keys d, in two products: q·k over the head's e, p·v into the result's
-    f = e. `order` is the memory order the result is written in. `library` says whose kernel it is
-    (`LIBRARIES`). `math` is as in `k.gemm`.
-    """
-
-    name: ClassVar[str] = "k.attention"
-    pipe: ClassVar[Literal["tensor", "vector"]] = "tensor"
-    contraction: ClassVar[bool] = True
-    q: Value
-    k: Value
-    v: Value
-    mask: Value | None = None
-    scale: float = 1.0
-    causal: bool = False
-    offset: int = 0
-    window: int | None = None
-    softcap: float = 0.0
-    extra: tuple[Value, ...] = ()
-    epilogue: Graph | None = None
-    order: tuple[int, ...] = ()
-    stats: bool = False
-    library: str = ""
-    math: DType | None = None
-    hidden: int = 0
-    block: tuple[int, ...] = ()
-    visited: tuple[int, ...] = ()
-
-    def direct(self) -> t.Attention:
-        return t.Attention(
-            *(self.q, self.k, self.v, self.mask, self.scale),
-            *(self.causal, self.offset, self.window, self.softcap, self.stats),
-            *(self.hidden, self.block, self.visited),
-        )
-
-    def types(self) -> tuple[TensorType, ...]:
-        _check_math(self)
-        _check_library(self, "attention", LIBRARIES)
-        first, *stats = self.direct().result_types
-        types = (first,)
-        if self.epilogue is not None:
-            _epilogue_types(self.name, self.epilogue, first, self.extra)
-            types = tuple(v.type for v in self.epilogue.outputs)
-        return (*_ordered(types, self.order), *stats)
-
-    def flops(self) -> int:
-        return self.direct().flops() + body_flops(self.epilogue)
-
-    @property
-    def compute_dtype(self) -> DType:
-        return self.q.type.dtype
-
-    def space(self) -> Space:
-        *lead, h, s, _ = self.q.type.shape
-        g, d, f = self.v.type.shape[-3:]
-        dims = {"b": prod(lead), "h": h, "s": s, "e": f, "d": d}
-        heads = ("b", "h") if g > 1 or h == 1 else ("b",)
-        mask = () if self.mask is None else (aligned(self.mask.type, ("b", "h", "s", "d")),)
-        return Space(
-            dims=dims,
-            reads=(
-                Access(self.q.type, ("b", "h", "s")),
-                Access(self.k.type, (*heads, "d")),
-                Access(self.v.type, (*heads, "d", "e")),
-                *mask,
-                *(aligned(v.type, ("b", "h", "s", "e")) for v in self.extra),
-            ),
-            writes=tuple(
-                Access(type, ("b", "h", "s", "e")[: 4 if type.rank == self.q.type.rank else 3])
-                for type in self.result_types
-            ),
-            reduced=("d",),
-        )
-
-    def workspace_bytes(self, split: int) -> int:
-        return self.direct().workspace_bytes(1) if split == 1 else super().workspace_bytes(split)
 
 
 # ---------------------------------------------------------------------------- kernels with a body
@@ -490,6 +159,293 @@ class BodyKernel(KernelOp):
             isinstance(op, t.Scattering) and op.operands.count(v) == 1 and op.x == v
             for v, op in t.readers(self.body, self.args, value)
         )
+
+    @classmethod
+    def of(cls, op: Op, **settings: Any) -> Self:
+        """The kernel that computes one op."""
+        results = tuple(Value(f"y{i}", type) for i, type in enumerate(op.result_types))
+        inputs = tuple(dict.fromkeys(op.operands))
+        body = Graph(Level.graph, "", inputs, (), (Node(op, results),), results)
+        return cls(inputs, body, **settings)
+
+
+# ---------------------------------------------------------------------------- contractions
+
+
+@dataclass(frozen=True)
+class Contraction(BodyKernel):
+    """A kernel that multiplies and sums. `math` is the dtype that the stack lets the products run
+    in where that is not the operands': TF32 of f32, on devices that have it."""
+
+    pipe: ClassVar[Literal["tensor", "vector"]] = "tensor"
+    contraction: ClassVar[bool] = True
+    math: DType | None = None
+
+    @property
+    def compute_dtype(self) -> DType:
+        return self.held(*self.holds).operands[0].type.dtype
+
+    def types(self) -> tuple[TensorType, ...]:
+        if self.math is not None and (self.math != tf32 or self.compute_dtype not in ROUNDED):
+            raise ModelError(
+                f"{self.name}: products of {self.compute_dtype} cannot run in {self.math}",
+                expected="math=tf32 for f32 products, or no math",
+            )
+        return super().types()
+
+
+@dataclass(frozen=True)
+class Product(Contraction):
+    """One product, with what is done on the way. Its body has the prologue, which makes the right
+    factor from a packed weight on its way into the tile; the product, whose result is the
+    accumulator; the epilogue, on each tile of that. Arguments are the factors, the packed weight in
+    place of what is made from it, then what the epilogue reads and what else the prologue does.
+    """
+
+    beside: ClassVar[tuple[type[Op], ...]] = FLOWING
+
+    @lazy
+    def anchor(self) -> Node:
+        """The node of the contraction."""
+        product = self.held(*self.holds)
+        return next(n for n in self.body.nodes if n.op is product)
+
+    @property
+    def prologue(self) -> tuple[Node, ...]:
+        return self.body.nodes[: self.body.nodes.index(self.anchor)]
+
+    @property
+    def epilogue(self) -> tuple[Node, ...]:
+        return self.body.nodes[self.body.nodes.index(self.anchor) + 1 :]
+
+    def _read_by(self, nodes: Iterable[Node]) -> tuple[Value, ...]:
+        read = {v for n in nodes for v in n.op.operands}
+        pairs = zip(self.body.inputs, self.args, strict=True)
+        return tuple(outer for inner, outer in pairs if inner in read)
+
+    @lazy
+    def factors(self) -> tuple[Value, ...]:
+        """The operands of the contraction as they lie in memory."""
+        outer = dict(zip(self.body.inputs, self.args, strict=True))
+        packed = max(self._read_by(self.prologue), key=lambda v: v.type.size, default=None)
+        found = (outer.get(v, packed) for v in self.anchor.op.operands)
+        return tuple(v for v in found if v is not None)
+
+    @lazy
+    def weights(self) -> tuple[Value, ...]:
+        """What the prologue reads beside the packed weight."""
+        return tuple(v for v in self._read_by(self.prologue) if v not in self.factors)
+
+    @lazy
+    def extra(self) -> tuple[Value, ...]:
+        """What the epilogue reads beside the accumulator."""
+        return self._read_by(self.epilogue)
+
+
+@dataclass(frozen=True)
+class Gemm(Product):
+    """c[b, m, n] = sum over k of a[b, m, k] * b[b, k, n].
+
+    A batch that shares its right operand is more rows: b is 1 and m counts them all. `order` is the
+    memory order the result is written in. In a loop that keeps its right operand, `between` is how
+    many bytes the rest of a trip moves until the next reads it.
+    """
+
+    name: ClassVar[str] = "k.gemm"
+    holds: ClassVar[tuple[type[Op], ...]] = (t.Matmul,)
+    order: tuple[int, ...] = ()
+    between: int | None = None
+
+    @property
+    def product(self) -> t.Matmul:
+        return self.held(t.Matmul)
+
+    def may_overwrite(self, value: Value) -> bool:
+        """Over an operand of the epilogue."""
+        return value not in (*self.factors, *self.weights)
+
+    def types(self) -> tuple[TensorType, ...]:
+        return _ordered(super().types(), self.order)
+
+    @property
+    def is_flat(self) -> bool:
+        """Whether the whole batch is rows of one product: it shares the right operand, and its
+        rows lie one after another."""
+        shared = prod(self.product.b.type.shape[:-2]) == 1
+        return shared and self.factors[0].type.order is None and not self.order
+
+    def _rows(self, type: TensorType, last: str) -> Access:
+        """The left operand, an extra one or the result, by batch, row and `last`."""
+        if not self.is_flat or type.rank < 2:
+            return aligned(type, ("b", "m", last))
+        flat = TensorType((prod(type.shape[:-1]), type.shape[-1]), type.dtype)
+        return Access(type, aligned(flat, ("m", last)).dims)
+
+    def _right(self, type: TensorType, dims: dict[str, int]) -> Access:
+        """How the right operand, or what its prologue reads, is indexed. Where the prologue moves
+        cells (a weight in blocks, n outermost), by all dimensions it may depend on."""
+        if not any(isinstance(node.op, t.Layout) for node in self.prologue):
+            return aligned(type, ("b", "k", "n")) if type.rank >= 2 else Access(type, ("n",))
+        if type.size <= 1:
+            return Access(type, ())
+        if type.size == dims["n"]:
+            return Access(type, ("n",))
+        turned = any(isinstance(node.op, t.Transpose) for node in self.prologue)
+        names = ("n", "k") if turned else ("k", "n")
+        batch = ("b",) if self.product.b.type.rank > 2 else ()
+        return Access(type, tuple(d for d in (*batch, *names) if dims[d] > 1))
+
+    def space(self) -> Space:
+        *batch, m, n = self.product.result_types[0].shape
+        b = prod(batch)
+        if self.is_flat:
+            b, m = 1, b * m
+        left, right = self.factors
+        dims = {"b": b, "m": m, "n": n, "k": left.type.shape[-1]}
+        return Space(
+            dims=dims,
+            reads=(
+                self._rows(left.type, "k"),
+                *(self._right(v.type, dims) for v in (right, *self.weights)),
+                *(self._rows(v.type, "n") for v in self.extra),
+            ),
+            writes=tuple(self._rows(type, "n") for type in self.result_types),
+            reduced=("k",),
+        )
+
+
+# Whose kernel a convolution is: one that takes images as they lie, where none is named; cuDNN's,
+# which on matrix units takes channels-last alone, and converts what is not; ATen's own of depthwise
+# ones.
+CONV_LIBRARIES = ("", "cudnn", "aten")
+
+
+@dataclass(frozen=True)
+class Conv(Product):
+    """Convolution as implicit GEMM: b groups of m = N·P·Q by n = K/g, over k = C/g·R·S.
+
+    It reads the real input, no im2col tensor: what the nest visits beyond it is reuse. Of the
+    gradient form (`t.conv_transpose`) m counts input cells and n = K/g·R·S; of the gradient of
+    weights m = C/g·R·S and k = N·P·Q. `library` says whose kernel it is (`CONV_LIBRARIES`).
+    """
+
+    name: ClassVar[str] = "k.conv"
+    holds: ClassVar[tuple[type[Op], ...]] = (t.Conv, t.ConvTranspose, t.ConvWeightGradient)
+    library: str = ""
+
+    @property
+    def product(self) -> t.Conv | t.ConvTranspose | t.ConvWeightGradient:
+        return self.held(t.Conv, t.ConvTranspose, t.ConvWeightGradient)
+
+    def may_overwrite(self, value: Value) -> bool:
+        """Over an operand of the epilogue."""
+        return value not in (*self.factors, *self.weights)
+
+    def types(self) -> tuple[TensorType, ...]:
+        _check_library(self, "convolutions", CONV_LIBRARIES)
+        return super().types()
+
+    def laid_out(self, y: TensorType) -> TensorType:
+        return convolved(y, self.factors)
+
+    def space(self) -> Space:
+        op = self.product
+        g, y = op.groups, op.result_types[0].shape
+        x, right = (v.type.shape for v in op.operands)
+        match op:
+            case t.ConvWeightGradient():
+                cells = right[0] * prod(right[2:])
+                dims = {"b": g, "m": prod(y[1:]), "n": y[0] // g, "k": cells}
+            case t.ConvTranspose():
+                dims = {"b": g, "m": x[0] * prod(x[2:]), "n": prod(right[1:]), "k": x[1] // g}
+            case _:
+                dims = {"b": g, "m": y[0] * prod(y[2:]), "n": y[1] // g, "k": prod(right[1:])}
+        live = tuple(d for d, n in dims.items() if n != 1)
+
+        def access(type: TensorType, *names: str) -> Access:
+            return Access(type, tuple(d for d in names if d in live))
+
+        def pointwise(v: Value) -> Access:
+            """An epilogue operand, which broadcasts to the result: its axis 1 is groups and n."""
+            if isinstance(op, t.ConvWeightGradient):
+                return access(v.type, *"bmn" * (v.type.size > 1))
+            first = len(y) - v.type.rank
+            wide = {first + i for i, n in enumerate(v.type.shape) if n != 1}
+            channels, cells = 1 in wide, bool(wide - {1})
+            return access(v.type, *"b" * channels, *"m" * cells, *"n" * channels)
+
+        image, weight = self.factors
+        return Space(
+            dims=dims,
+            reads=(
+                access(image.type, "b", "m", "k"),
+                *(access(v.type, "b", "n", "k") for v in (weight, *self.weights)),
+                *map(pointwise, self.extra),
+            ),
+            writes=tuple(access(type, "b", "m", "n") for type in self.result_types),
+            reduced=("k",),
+        )
+
+
+# Whose kernel an attention is: FlashAttention's of the device's generation where none is named;
+# PyTorch's function (`sdpa`), which chooses its kernel by what it is given; FlashAttention-3's;
+# TensorRT-LLM's; FlashInfer's; one written in Triton, SGLang's or vLLM's (`unified`).
+LIBRARIES = ("", "sdpa", "fa3", "trtllm", "flashinfer", "triton", "unified")
+
+
+@dataclass(frozen=True)
+class Attention(Product):
+    """Fused attention: scores never leave the chip.
+
+    Its nest is b h s e over keys d, in two products: q·k over the head's e, p·v into the result's
+    f = e. `order` is the memory order the result is written in. `library` says whose kernel it is
+    (`LIBRARIES`).
+    """
+
+    name: ClassVar[str] = "k.attention"
+    holds: ClassVar[tuple[type[Op], ...]] = (t.Attention,)
+    order: tuple[int, ...] = ()
+    library: str = ""
+
+    @property
+    def product(self) -> t.Attention:
+        return self.held(t.Attention)
+
+    def types(self) -> tuple[TensorType, ...]:
+        _check_library(self, "attention", LIBRARIES)
+        types = super().types()
+        stats = len(types) - self.product.stats
+        return (*_ordered(types[:stats], self.order), *types[stats:])
+
+    def workspace_bytes(self, split: int) -> int:
+        return self.product.workspace_bytes(1) if split == 1 else super().workspace_bytes(split)
+
+    def space(self) -> Space:
+        op = self.product
+        *lead, h, s, _ = op.q.type.shape
+        g, d, f = op.v.type.shape[-3:]
+        dims = {"b": prod(lead), "h": h, "s": s, "e": f, "d": d}
+        heads = ("b", "h") if g > 1 or h == 1 else ("b",)
+        q, keys, values, *mask = (v.type for v in self.factors)
+        whole = ("b", "h", "s", "e")
+        return Space(
+            dims=dims,
+            reads=(
+                Access(q, ("b", "h", "s")),
+                Access(keys, (*heads, "d")),
+                Access(values, (*heads, "d", "e")),
+                *(aligned(type, ("b", "h", "s", "d")) for type in mask),
+                *(aligned(v.type, whole) for v in self.extra),
+            ),
+            writes=tuple(
+                Access(type, whole if type.rank == q.rank else whole[:3])
+                for type in self.result_types
+            ),
+            reduced=("d",),
+        )
+
+
+# ---------------------------------------------------------------------------- others
 
 
 def broadcasts(shape: tuple[int, ...], to: tuple[int, ...]) -> bool:
@@ -612,7 +568,7 @@ class Pool(BodyKernel):
 
 
 @dataclass(frozen=True)
-class Experts(BodyKernel):
+class Experts(Contraction):
     """A mixture of experts: rows sorted by expert, the products in and out with the activation
     between, the weighted sum. A library launches it as several kernels; here it is one.
 
@@ -622,10 +578,7 @@ class Experts(BodyKernel):
     """
 
     name: ClassVar[str] = "k.experts"
-    pipe: ClassVar[Literal["tensor", "vector"]] = "tensor"
-    contraction: ClassVar[bool] = True
     holds: ClassVar[tuple[type[Op], ...]] = (t.Experts,)
-    math: DType | None = None
     library: str = ""
 
     @property
@@ -638,15 +591,6 @@ class Experts(BodyKernel):
         mix = self.experts
         rows = {mix.x, mix.which, mix.shares}
         return tuple(v for v in self.body.inputs if v not in rows)
-
-    @property
-    def compute_dtype(self) -> DType:
-        return self.experts.x.type.dtype
-
-    def types(self) -> tuple[TensorType, ...]:
-        types = super().types()
-        _check_math(self)
-        return types
 
     def space(self) -> Space:
         mix = self.experts
@@ -668,16 +612,13 @@ class Experts(BodyKernel):
 
 
 @dataclass(frozen=True)
-class AttentionGradient(BodyKernel):
+class AttentionGradient(Contraction):
     """The gradients of q, k and v in one library call. The body is a `t.attention_gradient`. Its
     nest is that of the attention. `orders` are the memory orders that results are written in."""
 
     name: ClassVar[str] = "k.attention_gradient"
-    pipe: ClassVar[Literal["tensor", "vector"]] = "tensor"
-    contraction: ClassVar[bool] = True
     holds: ClassVar[tuple[type[Op], ...]] = (t.AttentionGradient,)
     orders: tuple[tuple[int, ...], ...] = ()
-    math: DType | None = None
 
     @property
     def gradient(self) -> t.AttentionGradient:
@@ -685,25 +626,10 @@ class AttentionGradient(BodyKernel):
 
     def forward(self) -> Attention:
         """The kernel whose gradient this is."""
-        op = self.gradient
-        settings = (op.scale, op.causal, op.offset, op.window, op.softcap)
-        ends = (op.q, op.k, op.v, op.mask)
-        return Attention(
-            *(*ends, *settings),
-            math=self.math,
-            hidden=op.hidden,
-            block=op.block,
-            visited=op.visited,
-        )
-
-    @property
-    def compute_dtype(self) -> DType:
-        return self.gradient.q.type.dtype
+        return Attention.of(replace(self.gradient.direct(), stats=False), math=self.math)
 
     def types(self) -> tuple[TensorType, ...]:
-        types = _each_ordered(super().types(), self.orders)
-        _check_math(self)
-        return types
+        return _each_ordered(super().types(), self.orders)
 
     def space(self) -> Space:
         op, nest = self.gradient, self.forward().space()
@@ -730,17 +656,14 @@ class AttentionGradient(BodyKernel):
 
 
 @dataclass(frozen=True)
-class ExpertsGradient(BodyKernel):
+class ExpertsGradient(Contraction):
     """The gradients of experts. The body is a `t.experts_gradient`. It stands for several launches,
     as `k.experts` does. Its nest is that of the experts; `orders` are as in
     `k.attention_gradient`."""
 
     name: ClassVar[str] = "k.experts_gradient"
-    pipe: ClassVar[Literal["tensor", "vector"]] = "tensor"
-    contraction: ClassVar[bool] = True
     holds: ClassVar[tuple[type[Op], ...]] = (t.ExpertsGradient,)
     orders: tuple[tuple[int, ...], ...] = ()
-    math: DType | None = None
 
     @property
     def gradient(self) -> t.ExpertsGradient:
@@ -748,20 +671,14 @@ class ExpertsGradient(BodyKernel):
 
     def forward(self) -> Experts:
         """The kernel whose gradient this is."""
-        mix = self.gradient.direct()
-        y = Value("y", mix.result_types[0])
-        inputs = tuple(dict.fromkeys(mix.operands))
-        body = Graph(Level.graph, "", inputs, (), (Node(mix, (y,)),), (y,))
-        return Experts(inputs, body, self.math)
+        return Experts.of(self.gradient.direct(), math=self.math)
 
     @property
     def compute_dtype(self) -> DType:
         return self.gradient.x.type.dtype
 
     def types(self) -> tuple[TensorType, ...]:
-        types = _each_ordered(super().types(), self.orders)
-        _check_math(self)
-        return types
+        return _each_ordered(super().types(), self.orders)
 
     def space(self) -> Space:
         op, nest = self.gradient, self.forward().space()
@@ -980,9 +897,6 @@ KERNELS: dict[str, type[Op]] = {
         Cond,
     )
 }
-
-# Kernels whose products may run in another dtype than their operands'.
-PRODUCTS = (Gemm, Conv, Attention, AttentionGradient, Experts, ExpertsGradient)
 
 
 def sums_of_gradients(g: Graph) -> frozenset[Value]:

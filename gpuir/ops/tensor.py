@@ -1116,6 +1116,7 @@ class ConvTranspose(Contraction):
     dilations: tuple[int, ...]
     groups: int = 1
     extra: tuple[int, ...] = ()
+    dtype: DType | None = None
 
     def axis_names(self) -> Axes:
         return _image_axes(self, self.groups, "n K W", "c Q", x="n C Q", w="C k R")
@@ -1141,7 +1142,7 @@ class ConvTranspose(Contraction):
         )
         extents = tuple((i - 1) * s - a - b + d * (r - 1) + 1 + e for i, r, s, a, b, d, e in parts)
         _check(min(extents, default=0) >= 0, "t.conv_transpose: the pads remove more than there is")
-        return (TensorType((n, per_group * self.groups, *extents), x.dtype),)
+        return (TensorType((n, per_group * self.groups, *extents), self.dtype or x.dtype),)
 
     def flops(self) -> int:
         """Each input cell meets each weight of its channel once."""
@@ -1945,6 +1946,7 @@ class ConvWeightGradient(Contraction):
     high: tuple[int, ...]
     dilations: tuple[int, ...]
     groups: int = 1
+    dtype: DType | None = None
 
     def axis_names(self) -> Axes:
         return _image_axes(self, self.groups, "K c R", "n Q", x="n C W", dy="n K Q")
@@ -1969,7 +1971,7 @@ class ConvWeightGradient(Contraction):
             y,
             dy,
         )
-        return (w.type,)
+        return (w.type.with_dtype(self.dtype or x.dtype),)
 
     def flops(self) -> int:
         """As the convolution: each of its products is here the product of two others."""

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
-from gpuir.fusion.launch import epilogue, fused, inlined, product, prologue
+from gpuir.fusion.launch import accumulated, fused, inlined, product
 from gpuir.ir.build import Builder, begin
 from gpuir.ir.graph import Graph, Level, Loc, Node, Op, Value
 from gpuir.ir.types import DType, f32, f64, i32
@@ -149,14 +149,14 @@ class _Legalizer:
             ):
                 return kernel  # libraries' attention puts tokens before heads by itself
             orders = tuple(map(self.written_order, node.results))
-            if isinstance(kernel, k.Attention) and self.options.sdpa and not kernel.block:
+            if isinstance(kernel, k.Attention) and self.options.sdpa and not kernel.product.block:
                 kernel = replace(kernel, library="sdpa")
             match kernel:
-                case k.Gemm() if kernel.is_flat and has_few_rows(kernel.a.type, kernel.right):
+                case k.Gemm() if kernel.is_flat and has_few_rows(kernel.product):
                     return kernel
                 case k.Gemm() | k.Attention() if len(orders) == 1 and orders[0]:
                     return replace(kernel, order=orders[0])
-                case k.Attention(stats=True) if orders[0]:
+                case k.Attention() if kernel.product.stats and orders[0]:
                     return replace(kernel, order=orders[0])
                 case k.AttentionGradient() | k.ExpertsGradient() if any(orders):
                     return replace(kernel, orders=orders)
@@ -365,7 +365,9 @@ def body_kernel(name: str) -> type[k.BodyKernel]:
     """The kernel of that name, ours or a package's, if its meaning is its body; else the opaque
     one."""
     kernel = find_op(name) if name else k.Opaque
-    return kernel if issubclass(kernel, k.BodyKernel) else k.Opaque
+    if issubclass(kernel, k.BodyKernel) and not issubclass(kernel, k.Product):
+        return kernel
+    return k.Opaque
 
 
 # ---------------------------------------------------------------------------- contractions
@@ -380,74 +382,16 @@ def accumulator(dtype: DType) -> DType:
 
 
 def contraction(op: t.Fused) -> k.KernelOp:
-    """A body around one contraction  →  its kernel: what comes before it is the prologue of the
-    right operand, what comes after the epilogue. Experts, gradients of whole libraries' calls and
-    what packages add keep their body."""
-    body = op.body
-    anchor = product(body)
-    result = anchor.results[0]
-    outer = dict(zip(body.inputs, op.args, strict=True))
-    match anchor.op:
-        case t.Matmul(a, b):
-            acc = accumulator(result.type.dtype)
-            before, b, weights = _prologue(body, b, outer)
-            extra, after = _epilogue(body, acc, outer)
-            return k.Gemm(outer[a], b, extra, after, acc, before, weights)
-        case t.Conv(x, w) | t.ConvTranspose(x, w):
-            conv = anchor.op
-            acc = accumulator(result.type.dtype)
-            before, w, weights = _prologue(body, w, outer)
-            extra, after = _epilogue(body, acc, outer)
-            return k.Conv(
-                *(outer[x], w, conv.strides, conv.low, conv.high, conv.dilations, conv.groups),
-                *(extra, after, acc, isinstance(conv, t.ConvTranspose)),
-                *(conv.extra if isinstance(conv, t.ConvTranspose) else (), before, weights),
-            )
-        case t.ConvWeightGradient(x, dy, window):
-            grad = anchor.op
-            acc = accumulator(result.type.dtype)
-            extra, after = _epilogue(body, acc, outer)
-            return k.Conv(
-                *(outer[x], outer[dy], grad.strides, grad.low, grad.high, grad.dilations),
-                *(grad.groups, extra, after, acc),
-                window=window,
-            )
-        case t.Attention():
-            att = anchor.op
-            extra, after = _epilogue(body, result.type.dtype, outer)
-            return k.Attention(
-                *(outer[att.q], outer[att.k], outer[att.v]),
-                None if att.mask is None else outer[att.mask],
-                *(att.scale, att.causal, att.offset, att.window, att.softcap, extra, after),
-                stats=att.stats and anchor.results[1] in body.outputs,
-                hidden=att.hidden,
-                block=att.block,
-                visited=att.visited,
-            )
-        case t.TensorOp() as call:
-            return body_kernel(call.kernel)(op.args, body)
-        case _:
-            raise AssertionError(anchor.op.name)
-
-
-def _prologue(
-    body: Graph, right: Value, outer: Mapping[Value, Value]
-) -> tuple[Graph | None, Value, tuple[Value, ...]]:
-    """The region that makes the right operand, the packed weight it starts from, and the rest that
-    it reads; None where the operand lies in memory."""
-    graph = prologue(body, right)
-    if graph is None:
-        return None, outer[right], ()
-    first, *rest = graph.inputs
-    return graph, outer[first], tuple(outer[v] for v in rest)
-
-
-def _epilogue(
-    body: Graph, acc: DType, outer: Mapping[Value, Value]
-) -> tuple[tuple[Value, ...], Graph | None]:
-    """The extra operands and the region after the contraction."""
-    graph = epilogue(body, acc)
-    return () if graph is None else tuple(outer[v] for v in graph.inputs[1:]), graph
+    """A body around one contraction  →  its kernel. Experts, gradients of whole libraries' calls
+    and what packages add keep their body as it is."""
+    call = product(op.body).op
+    assert isinstance(call, t.TensorOp)
+    kernel = find_op(call.kernel)
+    if not issubclass(kernel, k.Product) or not isinstance(call, kernel.holds):
+        return body_kernel(call.kernel)(op.args, op.body)
+    dtype = call.result_types[0].dtype
+    sums = dtype if isinstance(call, t.Attention) else accumulator(dtype)
+    return kernel(*accumulated(op, sums))
 
 
 # ---------------------------------------------------------------------------- loops
@@ -465,7 +409,7 @@ def repeated(body: Graph, carried: int) -> Graph:
 
     def with_traffic(node: Node) -> Node:
         op = node.op
-        if not isinstance(op, k.Gemm) or not kept.issuperset((op.b, *op.weights)):
+        if not isinstance(op, k.Gemm) or not kept.issuperset((op.factors[1], *op.weights)):
             return node
         own = {*op.operands, *node.results}
         return replace(node, op=replace(op, between=traffic - sum(v.type.nbytes for v in own)))

@@ -29,7 +29,7 @@ def with_math(g: Graph, rule: str) -> Graph:
         op: Op = node.op
         if op.control:
             op = op.with_regions(lambda region: with_math(region, rule))
-        elif isinstance(op, k.PRODUCTS):
+        elif isinstance(op, k.Contraction):
             math = tf32 if runs_in_tf32(op, rule) else None
             op = op if op.math == math else replace(op, math=math)
         return node if op is node.op else replace(node, op=op)

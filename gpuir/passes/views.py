@@ -155,10 +155,10 @@ def is_parted(op: Op, value: Value) -> bool:
         return False
     inner = inside(op, value)
     products = (n.op for n in op.body.nodes if isinstance(n.op, t.Matmul))
-    return any(x.a in inner and has_few_rows(x.a.type, x.b.type) for x in products)
+    return any(x.a in inner and has_few_rows(x) for x in products)
 
 
-def has_few_rows(a: TensorType, b: TensorType) -> bool:
+def has_few_rows(op: t.Matmul) -> bool:
     """Whether a product of all rows of a batch by one matrix, taken apart, would be of few each."""
-    *batch, rows, _ = a.shape
-    return prod(b.shape[:-2]) == 1 < prod(batch) and rows < ROWS
+    *batch, rows, _ = op.a.type.shape
+    return prod(op.b.type.shape[:-2]) == 1 < prod(batch) and rows < ROWS

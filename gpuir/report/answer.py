@@ -490,7 +490,7 @@ def _assumed(graph: Graph, device: Device) -> Iterator[str]:
 def tf32_of(graph: Graph) -> Tf32 | None:
     """Which products in f32 the kernels of a graph let run in TF32."""
     wide = [
-        n.op for n in graph.walk() if isinstance(n.op, k.PRODUCTS) and n.op.compute_dtype == f32
+        n.op for n in graph.walk() if isinstance(n.op, k.Contraction) and n.op.compute_dtype == f32
     ]
     if not wide:
         return None

@@ -69,12 +69,9 @@ class Kernel:
         op = self.node.op
         if not isinstance(op, k.Gemm | k.Conv):
             return self.locs[-1]
-        around = {loc for n in _inside(self.node) for loc in n.locs}
+        around = {loc for n in (*op.prologue, *op.epilogue) for loc in n.locs}
         own = [loc for loc in self.locs if loc not in around]
-        if not own and op.epilogue is not None:  # a bias of the same model node
-            accumulator = op.epilogue.inputs[0]
-            own = [n.locs[0] for n in op.epilogue.nodes if accumulator in n.op.operands]
-        return own[0] if own else self.locs[0]
+        return (*own, *op.anchor.locs)[0]
 
     @property
     def module(self) -> Path:

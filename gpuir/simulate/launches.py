@@ -117,7 +117,7 @@ def launches_of(graph: Graph, place: Place, apart: bool) -> Launches:
 
 def is_decoding(graph: Graph) -> bool:
     """Whether each sequence gets one token: attention there is, and all of it of one query."""
-    queries = {n.op.q.type.shape[-2] for n in graph.walk() if isinstance(n.op, k.Attention)}
+    queries = {n.op.product.q.type.shape[-2] for n in graph.walk() if isinstance(n.op, k.Attention)}
     return queries == {1}
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any, TypeVar
+
 from gpuir.ir.build import Builder
 from gpuir.ir.graph import Graph, Level, Node, Value
 from gpuir.ir.types import DType, TensorType, f16, f32, i64
@@ -13,19 +15,25 @@ def value(name: str, dtype: DType, *shape: int) -> Value:
     return Value(name, TensorType(shape, dtype))
 
 
+Kind = TypeVar("Kind", bound=k.Product)
+
+
+def summed(kind: type[Kind], op: t.TensorOp, dtype: DType) -> Kind:
+    """A product, then its sum in `dtype`."""
+    b = Builder(Level.graph, "body")
+    b.locs = ("test:product",)
+    for v in op.operands:
+        b.capture(v)
+    acc = b(op)
+    out = b(t.Cast(acc, dtype)) if dtype != f32 else b(t.Map("identity", (acc,)))
+    return kind(op.operands, b.finish([out]))
+
+
 def gemm(m: int, n: int, depth: int, dtype: DType = f16, batch: int = 1) -> k.Gemm:
     """c[m, n] in the operands' dtype, summed in f32."""
     lead = (batch,) if batch != 1 else ()
-    acc = value("acc", f32, *lead, m, n)
-    e = Builder(Level.graph, "epilogue")
-    e.locs = ("test:cast",)
-    e.capture(acc)
-    out = e(t.Cast(acc, dtype)) if dtype != f32 else e(t.Map("identity", (acc,)))
-    return k.Gemm(
-        value("a", dtype, *lead, m, depth),
-        value("b", dtype, *lead, depth, n),
-        epilogue=e.finish([out]),
-    )
+    a, b = value("a", dtype, *lead, m, depth), value("b", dtype, *lead, depth, n)
+    return summed(k.Gemm, t.Matmul(a, b, f32), dtype)
 
 
 def mapped(fn: str, dtype: DType, *shapes: tuple[int, ...]) -> k.Map:
@@ -58,22 +66,10 @@ def conv(
     n: int, c: int, size: int, channels: int, window: int, stride: int = 1, groups: int = 1
 ) -> k.Conv:
     """In f16, summed in f32."""
-    pad = window // 2
-    p = (size + 2 * pad - window) // stride + 1
-    acc = value("acc", f32, n, channels, p, p)
-    e = Builder(Level.graph, "epilogue")
-    e.locs = ("test:cast",)
-    e.capture(acc)
-    return k.Conv(
-        value("x", f16, n, c, size, size),
-        value("w", f16, channels, c // groups, window, window),
-        strides=(stride, stride),
-        low=(pad, pad),
-        high=(pad, pad),
-        dilations=(1, 1),
-        groups=groups,
-        epilogue=e.finish([e(t.Cast(acc, f16))]),
-    )
+    x, w = value("x", f16, n, c, size, size), value("w", f16, channels, c // groups, window, window)
+    pads = (window // 2, window // 2)
+    direct = t.Conv(x, w, (stride, stride), pads, pads, (1, 1), groups, f32)
+    return summed(k.Conv, direct, f16)
 
 
 def attention(
@@ -84,22 +80,19 @@ def attention(
     e: int,
     groups: int = 0,
     dtype: DType = f16,
-    **fields: object,
+    **fields: Any,
 ) -> k.Attention:
     groups = groups or heads
-    return k.Attention(
-        value("q", dtype, batch, heads, s, e),
-        value("k", dtype, batch, groups, d, e),
-        value("v", dtype, batch, groups, d, e),
-        **fields,  # type: ignore[arg-type]
-    )
+    q = value("q", dtype, batch, heads, s, e)
+    keys, values = (value(name, dtype, batch, groups, d, e) for name in "kv")
+    return k.Attention.of(t.Attention(q, keys, values, **fields))
 
 
 def attention_gradient(batch: int, heads: int, s: int, d: int, e: int) -> k.AttentionGradient:
     forward = attention(batch, heads, s, d, e, stats=True)
     y, stats = (Value(n, x) for n, x in zip(("y", "stats"), forward.result_types, strict=True))
     dy = Value("dy", y.type)
-    args = (forward.q, forward.k, forward.v, y, stats, dy)
+    args = (*forward.args, y, stats, dy)
     op = t.AttentionGradient(*args)
     names = ("dq", "dk", "dv")
     made = tuple(Value(n, x) for n, x in zip(names, op.result_types, strict=True))

@@ -32,7 +32,7 @@ def conv(last: bool, dtype: DType = f16, library: str = "cudnn", groups: int = 1
     w = image("w", dtype, last, C, C // groups, 3, 3)
     math = tf32 if dtype == f32 else None
     parts = ((1, 1), (1, 1), (1, 1), (1, 1), groups)
-    return k.Conv(x, w, *parts, math=math, library=library)
+    return k.Conv.of(t.Conv(x, w, *parts), math=math, library=library)
 
 
 def seconds(op: k.KernelOp, target: str) -> float:
@@ -81,13 +81,13 @@ def test_a_pixel_needs_no_conversion():
     x = image("x", f16, False, N, C, 1, 1)
     w = image("w", f16, False, C, C, 1, 1)
     parts = ((1, 1), (0, 0), (0, 0), (1, 1))
-    assert work_of(k.Conv(x, w, *parts, library="cudnn")).beside == ()
+    assert work_of(k.Conv.of(t.Conv(x, w, *parts), library="cudnn")).beside == ()
 
 
 def test_gradients_of_weights_convert_both_operands():
     x, dy = (image(name, f16, False, N, C, SIDE, SIDE) for name in ("x", "dy"))
     parts = ((1, 1), (1, 1), (1, 1), (1, 1))
-    op = k.Conv(x, dy, *parts, window=(3, 3), library="cudnn")
+    op = k.Conv.of(t.ConvWeightGradient(x, dy, (3, 3), *parts), library="cudnn")
     assert [w.nbytes for w in work_of(op).beside] == 2 * [4 * N * C * SIDE * SIDE]
 
 
@@ -159,11 +159,12 @@ def depthwise(library: str, window: int = 3, stride: int = 1, way: str = "forwar
     edge = (window // 2,) * 2
     parts = ((stride, stride), edge, edge, (1, 1), C)
     if way == "weights":
-        return k.Conv(x, y, *parts, window=(window, window), library=library)
+        gradient = t.ConvWeightGradient(x, y, (window, window), *parts)
+        return k.Conv.of(gradient, library=library)
     if way == "images":
         grow = (stride - 1,) * 2
-        return k.Conv(y, w, *parts, transposed=True, grow=grow, library=library)
-    return k.Conv(x, w, *parts, library=library)
+        return k.Conv.of(t.ConvTranspose(y, w, *parts, extra=grow), library=library)
+    return k.Conv.of(t.Conv(x, w, *parts), library=library)
 
 
 @pytest.mark.parametrize("target", ["rtx3090", "a100-sxm-80gb", "t4", "p100"])

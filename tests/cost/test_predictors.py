@@ -339,7 +339,12 @@ def test_a_tile_is_whole_along_what_it_leaves_out(tile: str, dtype: str, target:
         g = gpuir.load_text(f"""tiled @g for {target} {{
             in %a: {dtype}[128, 256]
             in %b: {dtype}[256, 512]
-            %y: f32[128, 512] = k.gemm(%a, %b) tile({text}) at "m:0"
+            %y: f32[128, 512] = k.gemm([%a, %b], {{
+              in %a: {dtype}[128, 256]
+              in %b: {dtype}[256, 512]
+              %y: f32[128, 512] = t.matmul(%a, %b, dtype=f32) at "m:0"
+              out %y
+            }}) tile({text}) at "m:0"
             out %y
         }}""")
         return gpuir.analyze(g).graph.nodes[0].cost

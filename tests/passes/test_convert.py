@@ -110,7 +110,7 @@ def test_packed_weights_are_read_as_bytes_in_the_products_own_launch():
             (product,) = [
                 n for n in lowered.nodes if f"m:{name}" in n.locs and not isinstance(n.op, k.View)
             ]
-            assert isinstance(product.op, k.Gemm) and product.op.prologue is not None, profile
+            assert isinstance(product.op, k.Gemm) and product.op.prologue, profile
             assert name in {v.name for v in product.op.operands}
 
 

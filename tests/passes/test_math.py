@@ -51,7 +51,7 @@ def model(dtype: DType = f32) -> Graph:
 def rounded(g: Graph) -> set[str]:
     """The kernels whose products are in TF32."""
     return {
-        n.results[0].name for n in g.walk() if isinstance(n.op, k.PRODUCTS) and n.op.math == tf32
+        n.results[0].name for n in g.walk() if isinstance(n.op, k.Contraction) and n.op.math == tf32
     }
 
 

@@ -260,7 +260,12 @@ def test_partial_sums_take_workspace_while_their_product_runs():
     g = gpuir.load_text("""tiled @g for a100 {
   in %x: f16[128, 4096]
   param %w: f16[4096, 128]
-  %y: f32[128, 128] = k.gemm(%x, %w) tile(m=64, n=64, k=32; split=4) at "m:a"
+  %y: f32[128, 128] = k.gemm([%x, %w], {
+    in %x: f16[128, 4096]
+    in %w: f16[4096, 128]
+    %y: f32[128, 128] = t.matmul(%x, %w, dtype=f32) at "m:a"
+    out %y
+  }) tile(m=64, n=64, k=32; split=4) at "m:a"
   %z: f16[128, 128] = k.map([%y], {
     in %y: f32[128, 128]
     %c: f16[128, 128] = t.cast(%y, f16) at "m:b"

@@ -428,10 +428,11 @@ def test_one_scale_a_model_leaves_the_shape():
 
 def gemm(m: int = 4096) -> k.Gemm:
     from gpuir.ir.graph import Value
-    from gpuir.ir.types import TensorType, f16
+    from gpuir.ir.types import TensorType, f16, f32
+    from gpuir.ops import tensor as t
 
     a, b = (Value(name, TensorType((m, m), f16)) for name in "ab")
-    return k.Gemm(a, b)
+    return k.Gemm.of(t.Matmul(a, b, f32))
 
 
 def test_what_kernels_draw_is_their_energy_over_their_time():

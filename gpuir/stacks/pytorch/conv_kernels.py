@@ -11,6 +11,7 @@ from gpuir.ir.graph import Graph, Level, Node, Op
 from gpuir.ir.phases import phase_of
 from gpuir.ir.types import TensorType, f16
 from gpuir.ops import kernel as k
+from gpuir.ops import tensor as t
 from gpuir.passes.manager import Pass
 from gpuir.targets.target import Target
 
@@ -47,16 +48,21 @@ class ConvKernels(Pass):
 
 def is_atens(op: k.Conv, node: Node) -> bool:
     """Whether a convolution, or that of which it is the gradient, is one of ATen's."""
-    images, weights = op.x.type, op.w.type
+    conv = op.product
+    images, weights = (v.type for v in op.factors)
     if images.is_channels_last or weights.is_channels_last:
         return False
-    if op.window:
-        weights = op.accumulator()
-    elif op.transposed and phase_of(node) == "backward":
-        images = op.accumulator().with_dtype(images.dtype)
-    elif op.transposed:
-        return False
-    return is_own(images, weights, op.groups, op.strides, op.dilations)
+    (result,) = conv.result_types
+    match conv:
+        case t.ConvWeightGradient():
+            weights = result
+        case t.ConvTranspose():
+            if phase_of(node) != "backward":
+                return False
+            images = result.with_dtype(images.dtype)
+        case _:
+            pass
+    return is_own(images, weights, conv.groups, conv.strides, conv.dilations)
 
 
 def is_own(

@@ -65,7 +65,7 @@ class EngineKernels(Pass):
         for node in g.nodes:
             op: Op = node.op
             match op:
-                case k.Attention() if op.q.type.dtype.bits <= 16:
+                case k.Attention() if op.compute_dtype.bits <= 16:
                     op = replace(op, library=attention_of(self.engine, gpu))
                 case k.Experts():
                     op = replace(op, library=experts_of(self.engine, _weights(op), gpu))

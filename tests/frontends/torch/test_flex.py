@@ -151,7 +151,7 @@ def test_two_documents():
     for profile in ("eager", "compiled"):
         graph = gpuir.analyze(Documents().eval(), (q, q, q), target="a100", profile=profile).graph
         (op,) = (n.op for n in graph.nodes if isinstance(n.op, k.Attention))
-        assert op.direct().computed * 4 * 64 == 32 * 128 * 128 * 4 * 64 * 4 == 536_870_912
+        assert op.product.computed * 4 * 64 == 32 * 128 * 128 * 4 * 64 * 4 == 536_870_912
         said = " ".join(graph.assumed)
         assert "50.0% of the blocks are computed (128 of 256, each 128 x 128 scores)" in said
 
@@ -222,7 +222,7 @@ def test_keys_that_no_query_sees_are_not_read():
     every = Attend(None, False).eval()
     whole = gpuir.analyze(every, queries(1, 8192), target="a100").graph
     (other,) = (n for n in whole.nodes if isinstance(n.op, k.Attention))
-    assert node.op.visited == (2 * 4 * 8, 8, 2 * 2 * 8)
+    assert node.op.product.visited == (2 * 4 * 8, 8, 2 * 2 * 8)
     assert node.cost is not None and other.cost is not None
     ratio = bytes_of(node) / bytes_of(other)
     assert ratio == pytest.approx(1 / 8, rel=0.05)
@@ -265,7 +265,7 @@ def test_the_longest_row_of_blocks_sets_the_end():
         graph = gpuir.analyze(Attend(mask, False).half().eval(), args, target="h100-sxm").graph
         (node,) = (n for n in graph.nodes if isinstance(n.op, k.Attention))
         assert node.cost is not None
-        found.append((node.op.visited[0], node.cost.time_s))
+        found.append((node.op.product.visited[0], node.cost.time_s))
     assert found[0][0] < found[1][0] and found[0][1] > 1.5 * found[1][1]
 
 
