@@ -8,7 +8,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import replace
 
 from gpuir.ir.build import NameTable
-from gpuir.ir.graph import Graph, Level, Node, Op, Value
+from gpuir.ir.graph import Graph, Node, Op, Value, region
 from gpuir.ir.types import DType
 from gpuir.ops import tensor as t
 
@@ -29,7 +29,7 @@ def fused(nodes: Iterable[Node], results: Iterable[Value]) -> Node:
     nodes = (*generated, *computed)
     args = tuple(reads(nodes))
     locs = tuple(dict.fromkeys(loc for n in (*computed, *generated) for loc in n.locs))
-    return Node(t.Fused(args, Graph(Level.graph, "", args, (), nodes, results)), results, locs)
+    return Node(t.Fused(args, region(args, nodes, results)), results, locs)
 
 
 def is_call(op: Op) -> bool:
@@ -135,7 +135,7 @@ def accumulated(op: t.Fused, acc: DType) -> tuple[tuple[Value, ...], Graph]:
     inputs = tuple(v for v in read if v in outer)
     nodes = (*before, anchor, *rest)
     args = tuple(outer[v] for v in inputs)
-    return args, Graph(Level.graph, "", inputs, (), nodes, body.outputs)
+    return args, region(inputs, nodes, body.outputs)
 
 
 # ---------------------------------------------------------------------------- weights

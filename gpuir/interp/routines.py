@@ -442,14 +442,16 @@ def im2col(attrs: Mapping[str, Any], x: Array) -> tuple[Array, ...]:
     block, counts, strides, low, dilations = (
         attrs[name] for name in ("block", "counts", "strides", "low", "dilations")
     )
-    rows = list(zip(block, counts, strides, low, dilations, x.shape[2:], strict=True))
-    ends = (max((n - 1) * s + d * (r - 1) + 1 - a - size, 0) for r, n, s, a, d, size in rows)
+    rows = list(zip(counts, strides, dilations, block, strict=True))
+    spans = ((n - 1) * s + d * (r - 1) + 1 for n, s, d, r in rows)
+    room = zip(spans, low, x.shape[2:], strict=True)
+    ends = (max(span - a - size, 0) for span, a, size in room)
     padded = np.pad(x, ((0, 0), (0, 0), *zip(low, ends, strict=True)))
     y = np.zeros((*x.shape[:2], *block, *counts), x.dtype)
     for tap in np.ndindex(*block):
         cells = tuple(
             slice(r * d, r * d + (n - 1) * s + 1, s)
-            for r, (_, n, s, _, d, _) in zip(tap, rows, strict=True)
+            for r, (n, s, d, _) in zip(tap, rows, strict=True)
         )
         y[(slice(None), slice(None), *tap)] = padded[(slice(None), slice(None), *cells)]
     return (y.reshape(x.shape[0], x.shape[1] * int(np.prod(block)), -1),)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import cache
 from math import prod
-from typing import Any, ClassVar, Literal, Self, cast
+from typing import Any, ClassVar, Literal, Self, TypeVar, cast
 
 from gpuir.ir.door import of_type
 from gpuir.ir.errors import UsageError
@@ -21,6 +21,9 @@ Framework = Literal["onnx", "pytorch"]
 DEEPEST = 32  # regions inside one another: whoever reads a graph goes down into them by calls
 DEEPEST_CONTROL = 24  # of those, loops and branches of a model: the rest is for kernels' bodies
 Role = Literal["weight", "buffer", "input", "gradient", "optimizer", "cache", "activation"]
+
+
+Kind = TypeVar("Kind", bound="Op")
 
 
 class Level(IntEnum):
@@ -132,6 +135,11 @@ class Op:
                 new = tuple(values.get(v, v) for v in old)
                 changes[name] = new[0] if type(field) is Value else new
         return dataclasses.replace(self, **changes) if changes else self
+
+    def recast(self, kind: type[Kind], **fields: Any) -> Kind:
+        """An op of another kind: its fields that this one has by the same name, and those given."""
+        given = {n: getattr(self, n) for n in field_names(kind) if hasattr(self, n)}
+        return kind(**{**given, **fields})
 
     def with_regions(self, change: Callable[[Graph], Graph]) -> Self:
         """This op with each region passed through `change`; itself when none is."""
@@ -300,6 +308,11 @@ class Space:
     def points(self) -> int:
         """Iterations of the whole nest."""
         return prod(self.dims.values())
+
+
+def region(inputs: tuple[Value, ...], nodes: tuple[Node, ...], outputs: Iterable[Value]) -> Graph:
+    """What a launch computes: a graph of tensor ops that sees its inputs alone."""
+    return Graph(Level.graph, "", inputs, nodes=nodes, outputs=tuple(outputs))
 
 
 def aligned(type: TensorType, dims: tuple[str, ...]) -> Access:

@@ -12,7 +12,7 @@ from math import prod
 from typing import Any, ClassVar, Literal, Self, TypeVar
 
 from gpuir.ir.errors import ModelError, nearest
-from gpuir.ir.graph import Access, Graph, Level, Node, Op, Space, Value, aligned
+from gpuir.ir.graph import Access, Graph, Node, Op, Space, Value, aligned, region
 from gpuir.ir.lazy import lazy
 from gpuir.ir.types import DType, TensorType, c64, f32, tf32
 from gpuir.ops import tensor as t
@@ -165,8 +165,7 @@ class BodyKernel(KernelOp):
         """The kernel that computes one op."""
         results = tuple(Value(f"y{i}", type) for i, type in enumerate(op.result_types))
         inputs = tuple(dict.fromkeys(op.operands))
-        body = Graph(Level.graph, "", inputs, (), (Node(op, results),), results)
-        return cls(inputs, body, **settings)
+        return cls(inputs, region(inputs, (Node(op, results),), results), **settings)
 
 
 # ---------------------------------------------------------------------------- contractions

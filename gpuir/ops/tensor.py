@@ -927,6 +927,15 @@ def window_extent(n: int, window: int, stride: int, low: int, high: int, dilatio
     return max((n + low + high - dilation * (window - 1) - 1) // stride + 1, 0)
 
 
+def _positions(op: Pool | Conv, cells: Sequence[int], window: Sequence[int]) -> Iterator[int]:
+    """How many positions the window has along each axis of an image."""
+    for i, (n, w) in enumerate(zip(cells, window, strict=True)):
+        low, high = op.low[i], op.high[i]
+        yield window_extent(
+            n, w, stride=op.strides[i], low=low, high=high, dilation=op.dilations[i]
+        )
+
+
 def _has_axes(op: str, *types: TensorType) -> None:
     """Images, channels, and what lies behind."""
     ok = all(type.rank >= 2 for type in types)
@@ -985,7 +994,7 @@ class Pool(Window):
             min(self.window, default=1) > 0, "t.pool: the window is empty", "1 or more", self.window
         )
         _steps("t.pool", self.strides, self.dilations)
-        extents = tuple(map(window_extent, spatial, *parts))
+        extents = _positions(self, spatial, self.window)
         dtype = i64 if self.fn == "argmax" else self.x.type.dtype
         return (TensorType((n, c, *extents), dtype),)
 
@@ -1091,7 +1100,7 @@ class Conv(Contraction):
             len(spatial),
             [len(p) for p in parts],
         )
-        extents = tuple(map(window_extent, spatial, *parts))
+        extents = _positions(self, spatial, window)
         return (TensorType((n, k, *extents), self.dtype or x.dtype),)
 
     def flops(self) -> int:
@@ -1136,11 +1145,11 @@ class ConvTranspose(Contraction):
             f"x: {x}, w: {w}",
         )
         extra = self.extra or (0,) * len(spatial)
-        parts = zip(
-            *(spatial, window, self.strides, self.low, self.high, self.dilations, extra),
-            strict=True,
-        )
-        extents = tuple((i - 1) * s - a - b + d * (r - 1) + 1 + e for i, r, s, a, b, d, e in parts)
+        pads = zip(self.low, self.high, extra, strict=True)
+        taken = [low + high - more for low, high, more in pads]
+        steps = zip(spatial, self.strides, self.dilations, window, strict=True)
+        spans = ((n - 1) * s + d * (r - 1) + 1 for n, s, d, r in steps)
+        extents = tuple(span - n for span, n in zip(spans, taken, strict=True))
         _check(min(extents, default=0) >= 0, "t.conv_transpose: the pads remove more than there is")
         return (TensorType((n, per_group * self.groups, *extents), self.dtype or x.dtype),)
 
@@ -1742,9 +1751,7 @@ class AttentionGradient(Contraction):
 
     def direct(self) -> Attention:
         """The attention whose gradient this is."""
-        settings = (self.scale, self.causal, self.offset, self.window, self.softcap)
-        skipped = (self.hidden, self.block, self.visited)
-        return Attention(self.q, self.k, self.v, self.mask, *settings, True, *skipped)
+        return self.recast(Attention, stats=True)
 
     def axis_names(self) -> Axes:
         gives = [ATTENTION[x] for x in ("q", "k", "v", "mask")[: 3 + self.of_mask]]
@@ -1806,12 +1813,7 @@ class ExpertsGradient(Contraction):
 
     def direct(self) -> Experts:
         """The experts whose gradient this is."""
-        return Experts(
-            *(self.x, self.which, self.shares, self.up, self.down, self.gate),
-            *(self.up_bias, self.down_bias, self.gate_bias, self.fn, self.interleaved),
-            *(self.alpha, self.beta, self.limit, self.skew, self.dy.type.dtype),
-            *(self.ranks, self.imbalance, self.routed, self.each),
-        )
+        return self.recast(Experts, dtype=self.dy.type.dtype)
 
     @property
     def weights(self) -> tuple[Value, ...]:
@@ -1865,7 +1867,7 @@ class NormalizeGradient(NormGradient):
 
     def direct(self) -> Normalize:
         """The norm whose gradient this is."""
-        return Normalize(self.x, self.axes, self.scale, None, self.eps, self.center, self.groups)
+        return self.recast(Normalize)
 
     def reduced_axes(self) -> tuple[int, ...]:
         return tuple(sorted(self.axes))
@@ -1962,8 +1964,7 @@ class ConvWeightGradient(Contraction):
             (c, k),
         )
         w = Value("w", TensorType((k, c // self.groups, *self.window), x.dtype))
-        parts = (self.strides, self.low, self.high, self.dilations, self.groups)
-        (y,) = Conv(self.x, w, *parts).result_types
+        (y,) = self.recast(Conv, w=w, dtype=None).result_types
         ok = (y.shape, y.dtype) == (dy.shape, dy.dtype)
         _check(
             ok,
@@ -2004,9 +2005,7 @@ class PoolGradient(Call):
     def direct(self) -> Pool:
         """A pool whose gradient this is."""
         x = self.x or Value("x", TensorType(self.shape, self.dy.type.dtype))
-        parts = (self.window, self.strides, self.low, self.high, self.dilations)
-        fn = "max" if self.fn == "max" else "mean"
-        return Pool(fn, x, *parts, include_pad=self.include_pad, extra=self.extra)
+        return self.recast(Pool, x=x, fn="max" if self.fn == "max" else "mean")
 
     def axis_names(self) -> Axes:
         return alike(self, *range(2, self.result_types[0].rank))
@@ -2049,9 +2048,7 @@ class ResizeGradient(Call):
     def direct(self) -> Resize:
         """The resize whose gradient this is."""
         x = Value("x", TensorType(self.shape, self.dy.type.dtype))
-        settings = (self.scales, self.mode, self.coords, self.nearest, self.cubic_a)
-        more = (self.exclude_outside, self.antialias, self.roi)
-        return Resize(x, self.dy.type.shape, *settings, *more)
+        return self.recast(Resize, x=x, shape=self.dy.type.shape)
 
     def axis_names(self) -> Axes:
         return alike(self, *_differing(self.dy.type.shape, self.shape, 2))

@@ -268,7 +268,13 @@ def _repeated(body: Graph, trips: int) -> Cost:
     time_s = trips * sum(c.time_s for c in costs)
     unseen = tuple(dict.fromkeys(what for c in costs for what in c.unseen))
     return Cost(
-        time_s, bound, by, tuple(terms.items()), tuple(facts.items()), _added(costs, trips), unseen
+        time_s,
+        bound,
+        by,
+        terms=tuple(terms.items()),
+        facts=tuple(facts.items()),
+        interval=_added(costs, trips),
+        unseen=unseen,
     )
 
 

@@ -173,11 +173,9 @@ class AttentionMatcher(Matcher):
                 return None
         for x, mask in ways:
             if x.type.shape == shape and (found := self.raw_scores(x)):
-                found.masks.append(
-                    Mask(
-                        mask, effect, low == -math.inf, shape[:-2], v.type.dtype, self.node[v].locs
-                    )
-                )
+                hides, locs = low == -math.inf, self.node[v].locs
+                made = Mask(mask, effect, hides, lead=shape[:-2], dtype=v.type.dtype, locs=locs)
+                found.masks.append(made)
                 return found
         return None
 

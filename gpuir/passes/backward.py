@@ -248,8 +248,19 @@ class _Loop:
         factors = [v for n in late.values() if (v := _factor(n.op)) is not None]
         known = {self.trip, *self.captured, *self.collected}
         saved = [v for v in dict.fromkeys((*read, *factors)) if v not in known]
-        rest = (carried, summed, late, stacks)
-        return _Built(self, region, back, nodes, outputs, read, saved, *rest)
+        return _Built(
+            self,
+            region,
+            back,
+            nodes,
+            outputs,
+            read=read,
+            saved=saved,
+            carried=carried,
+            summed=summed,
+            late=late,
+            stacks=stacks,
+        )
 
     def seeds(self, given: Collection[int]) -> list[tuple[int, Value]]:
         return [(i, v) for i, v in enumerate(self.collected) if i in given and v in self.needs]

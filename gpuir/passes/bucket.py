@@ -203,7 +203,7 @@ class _Kind(NamedTuple):
 def _kind(op: k.Collective) -> _Kind:
     x = op.collective
     bits = x.x.type.dtype.bits if x.fn in SUMS else 0
-    return _Kind(x.fn, x.combine, x.sizes, x.strides, bits, op.library)
+    return _Kind(x.fn, x.combine, x.sizes, x.strides, bits=bits, library=op.library)
 
 
 def _sent(op: k.Collective) -> int:

@@ -30,24 +30,28 @@ HOLOMORPHIC = (
 )
 
 
-def gradients(fn: str, r: Reverse, dy: Value, y: Value, *args: Arg) -> Sequence[Value | None]:
+def gradients(
+    fn: str, r: Reverse, dy: Value, y: Value, args: Sequence[Arg]
+) -> Sequence[Value | None]:
     """The gradient of each argument, trailing ones left out that have none. That of a complex
     number is the gradients of its parts, as PyTorch has it: dy times the conjugate of the
     derivative (PyTorch documentation, Autograd for Complex Numbers)."""
     if fn in FLAT:
         return ()
     if y.type.dtype.is_complex and fn in HOLOMORPHIC:
-        found = _gradients(fn, r, r.map("conj", dy), y, *args)
+        found = _gradients(fn, r, r.map("conj", dy), y, args)
         return [dx if dx is None else r.map("conj", dx) for dx in found]
     if y.type.dtype.is_complex and fn not in LINEAR:
         raise ModelError(
             f"gpuir has no gradient of {fn} of complex numbers",
             expected=", ".join((*LINEAR, *HOLOMORPHIC)),
         )
-    return _gradients(fn, r, dy, y, *args)
+    return _gradients(fn, r, dy, y, args)
 
 
-def _gradients(fn: str, r: Reverse, dy: Value, y: Value, *args: Arg) -> Sequence[Value | None]:
+def _gradients(
+    fn: str, r: Reverse, dy: Value, y: Value, args: Sequence[Arg]
+) -> Sequence[Value | None]:
     if fn in UNARY:
         (x,) = args
         assert isinstance(x, Value)

@@ -8,6 +8,7 @@ the result (softmax, relu) so does the rule, where it reads the operand (norms, 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from math import prod
 from typing import Any
@@ -27,7 +28,7 @@ Rule = Callable[[Reverse, Any, Sequence[Value], Value], None]
 
 
 def _map(r: Reverse, op: t.Map, results: Sequence[Value], dy: Value) -> None:
-    found = derivatives.gradients(op.fn, r, dy, results[0], *op.args, *op.imm)
+    found = derivatives.gradients(op.fn, r, dy, results[0], (*op.args, *op.imm))
     for x, dx in zip(op.args, found, strict=False):
         r.give(x, dx)
 
@@ -85,7 +86,7 @@ def _pad(r: Reverse, op: t.Pad, results: Sequence[Value], dy: Value) -> None:
             cells = tuple(_padded_from(i - low, n, op.mode) for i in range(n + low + high))
             indices = r.b(t.Constant(TensorType((len(cells),), i64), cells))
             shape = tuple(n if a == axis else m for a, m in enumerate(dy.type.shape))
-            dy = _scatter_along(r, dy, indices, shape, axis)
+            dy = _scatter_along(r, dy, indices, shape, axis=axis)
     r.give(op.x, dy)
 
 
@@ -103,7 +104,8 @@ def _padded_from(i: int, n: int, mode: str) -> int:
 
 
 def _gather(r: Reverse, op: t.Gather, results: Sequence[Value], dy: Value) -> None:
-    r.give(op.x, _scatter_along(r, dy, op.indices, op.x.type.shape, op.axis, op.spread))
+    shape = op.x.type.shape
+    r.give(op.x, _scatter_along(r, dy, op.indices, shape, axis=op.axis, spread=op.spread))
 
 
 def _scatter_along(
@@ -241,15 +243,14 @@ def _softmax(r: Reverse, op: t.Softmax, results: Sequence[Value], dy: Value) -> 
 
 def _normalize(r: Reverse, op: t.Normalize, results: Sequence[Value], dy: Value) -> None:
     """Two launches, as PyTorch's layer_norm_backward: dx by rows, scale and bias by columns."""
-    how = (op.eps, op.center, op.groups)
     if r.wants(op.x):
-        r.give(op.x, r.b(t.NormalizeGradient(op.x, dy, op.axes, op.scale, *how)))
+        r.give(op.x, r.b(op.recast(t.NormalizeGradient, dy=dy)))
     if op.scale is None or not r.wants(op.scale):
         r.give(op.bias, dy)
         return
     shape = op.scale.type.shape
     both = op.bias is not None and op.bias.type.shape == shape and r.wants(op.bias)
-    made = r.b.add(t.NormalizeScaleGradient(op.x, dy, op.axes, shape, both, *how))
+    made = r.b.add(op.recast(t.NormalizeScaleGradient, dy=dy, shape=shape, bias=both))
     r.give(op.scale, made[0])
     r.give(op.bias, made[1] if both else dy)
 
@@ -287,53 +288,39 @@ def _conv(r: Reverse, op: t.Conv, results: Sequence[Value], dy: Value) -> None:
     dy = r.cast(dy, op.x.type.dtype)
     window = op.w.type.shape[2:]
     if r.wants(op.x):
-        rows = zip(op.x.type.shape[2:], dy.type.shape[2:], window, *_steps(op), strict=True)
-        extra = tuple(
-            n - ((p - 1) * s - low - high + d * (w - 1) + 1) for n, p, w, s, low, high, d in rows
-        )
-        r.give(op.x, r.b(t.ConvTranspose(dy, r.conj(op.w), *_steps(op), op.groups, extra)))
+        reach = [d * (n - 1) + 1 for d, n in zip(op.dilations, window, strict=True)]
+        walk = [s * (n - 1) for s, n in zip(op.strides, dy.type.shape[2:], strict=True)]
+        pads = [a + b for a, b in zip(op.low, op.high, strict=True)]
+        rows = zip(op.x.type.shape[2:], walk, reach, pads, strict=True)
+        extra = tuple(n - (s + d - p) for n, s, d, p in rows)
+        r.give(op.x, r.b(op.recast(t.ConvTranspose, x=dy, w=r.conj(op.w), extra=extra, dtype=None)))
     if r.wants(op.w):
-        dw = t.ConvWeightGradient(r.conj(op.x), dy, window, *_steps(op), op.groups)
-        r.give(op.w, r.b(dw))
+        x = r.conj(op.x)
+        r.give(op.w, r.b(op.recast(t.ConvWeightGradient, x=x, dy=dy, window=window, dtype=None)))
 
 
 def _conv_transpose(r: Reverse, op: t.ConvTranspose, results: Sequence[Value], dy: Value) -> None:
     """dx is a convolution of dy by w; for dw, x and dy change places."""
     extra = op.extra or (0,) * len(op.strides)
     high = tuple(b - e for b, e in zip(op.high, extra, strict=True))
-    parts = (op.strides, op.low, high, op.dilations)
+    back = op.recast(t.Conv, x=dy, w=r.conj(op.w), high=high, dtype=None)
     if r.wants(op.x):
-        r.give(op.x, r.b(t.Conv(dy, r.conj(op.w), *parts, op.groups)))
+        r.give(op.x, r.b(back))
     if r.wants(op.w):
         window = op.w.type.shape[2:]
-        r.give(op.w, r.b(t.ConvWeightGradient(dy, r.conj(op.x), window, *parts, op.groups)))
-
-
-def _steps(op: t.Conv) -> tuple[Extents, Extents, Extents, Extents]:
-    return op.strides, op.low, op.high, op.dilations
+        r.give(op.w, r.b(back.recast(t.ConvWeightGradient, dy=r.conj(op.x), window=window)))
 
 
 def _attention(r: Reverse, op: t.Attention, results: Sequence[Value], dy: Value) -> None:
     y, stats = results
-    gradient = t.AttentionGradient(
-        *(op.q, op.k, op.v, y, stats, dy, op.mask),
-        *(op.scale, op.causal, op.offset, op.window, op.softcap, r.wants(op.mask)),
-        hidden=op.hidden,
-        block=op.block,
-        visited=op.visited,
-    )
+    gradient = op.recast(t.AttentionGradient, y=y, stats=stats, dy=dy, of_mask=r.wants(op.mask))
     made = r.b.add(gradient)
     for x, dx in zip((op.q, op.k, op.v, op.mask), made, strict=False):
         r.give(x, dx)
 
 
 def _experts(r: Reverse, op: t.Experts, results: Sequence[Value], dy: Value) -> None:
-    gradient = t.ExpertsGradient(
-        *(dy, op.x, op.which, op.shares, op.up, op.down, op.gate),
-        *(op.up_bias, op.down_bias, op.gate_bias, op.fn, op.interleaved),
-        *(op.alpha, op.beta, op.limit, op.skew, op.ranks, op.imbalance, op.routed),
-        each=op.each,
-    )
+    gradient = op.recast(t.ExpertsGradient, dy=dy)
     for x, dx in zip(gradient.subjects, r.b.add(gradient), strict=True):
         r.give(x, dx)
 
@@ -344,24 +331,23 @@ def _experts(r: Reverse, op: t.Experts, results: Sequence[Value], dy: Value) -> 
 def _pool(r: Reverse, op: t.Pool, results: Sequence[Value], dy: Value) -> None:
     """A p-norm: the sum of powers, dy sign(x) |x| ** (p - 1) / y ** (p - 1)."""
     x = op.x
-    parts = (x.type.shape, op.window, op.strides, op.low, op.high, op.dilations)
+    whole = op.recast(t.PoolGradient, fn="sum", dy=dy, shape=x.type.shape, x=None)
+    plain = replace(whole, include_pad=False, extra=())
     match op.fn:
         case "max":
-            r.give(x, r.b(t.PoolGradient("max", dy, *parts, x)))
+            r.give(x, r.b(replace(plain, fn="max", x=x)))
         case "mean":
-            r.give(x, r.b(t.PoolGradient("mean", dy, *parts, None, op.include_pad, op.extra)))
+            r.give(x, r.b(replace(whole, fn="mean")))
         case "lp":
             share = r.map("div", dy, r.map("pow", results[0], op.p - 1.0))
             power = r.map("mul", r.map("pow", r.map("abs", x), op.p - 1.0), r.map("sign", x))
-            r.give(x, r.map("mul", r.b(t.PoolGradient("sum", share, *parts)), power))
+            r.give(x, r.map("mul", r.b(replace(plain, dy=share)), power))
         case "argmax":
             pass
 
 
 def _resize(r: Reverse, op: t.Resize, results: Sequence[Value], dy: Value) -> None:
-    settings = (op.scales, op.mode, op.coords, op.nearest, op.cubic_a)
-    more = (op.exclude_outside, op.antialias, op.roi)
-    r.give(op.x, r.b(t.ResizeGradient(dy, op.x.type.shape, *settings, *more)))
+    r.give(op.x, r.b(op.recast(t.ResizeGradient, dy=dy, shape=op.x.type.shape)))
 
 
 def _columns(r: Reverse, op: t.Routine, results: Sequence[Value], dy: Value) -> None:

@@ -432,7 +432,7 @@ class _Recognizer(AttentionMatcher):
                 continue
             x, axes, eps, center = found
             if c == x if not center else self.is_centred(c, x, axes):
-                return self.normalize(x, axes, scale, None, eps, center)
+                return self.fitting(t.Normalize(x, axes, scale, eps=eps, center=center))
         return None
 
     def scaled_norm(self, v: Value) -> Op | None:
@@ -455,7 +455,7 @@ class _Recognizer(AttentionMatcher):
                     shift = self.shift(rest, r, x, found[1], sign)
                     if shift is not None:
                         bias = shift if isinstance(shift, Value) else None
-                        return self.normalize(x, found[1], scale, bias, found[2], True)
+                        return self.fitting(t.Normalize(x, found[1], scale, bias, found[2]))
         return None
 
     def shift(self, v: Term, r: Value, x: Value, axes: Shape, sign: int) -> Term | None:
@@ -479,18 +479,10 @@ class _Recognizer(AttentionMatcher):
             case _:
                 return None
 
-    def normalize(
-        self,
-        x: Value,
-        axes: Shape,
-        scale: Value | None,
-        bias: Value | None,
-        eps: float,
-        center: bool,
-    ) -> Op | None:
-        if all(w is None or self.is_affine(w, x) for w in (scale, bias)):
-            return t.Normalize(x, axes, scale, bias, eps, center)
-        return None
+    def fitting(self, op: t.Normalize) -> Op | None:
+        """The norm where its scale and bias can be those of one."""
+        fits = all(w is None or self.is_affine(w, op.x) for w in (op.scale, op.bias))
+        return op if fits else None
 
     def is_affine(self, w: Value, x: Value) -> bool:
         """Whether w can scale or shift x: it broadcasts to x, and is no activation of its size."""

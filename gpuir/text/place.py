@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from gpuir.ir.errors import TextError
 
 LARGEST = 16 << 20  # characters; tokens take up to some hundred bytes for each
@@ -16,17 +18,25 @@ def check_length(text: str, source: str) -> None:
         )
 
 
-def error_at(
-    text: str, source: str, line: int, column: int, what: str, expected: str = "", fix: str = ""
-) -> TextError:
-    """The error that shows the line, with a caret under the column; both count from 1."""
-    lines = text.split("\n")
-    shown = lines[min(line, len(lines)) - 1].rstrip("\r").replace("\t", " ")
-    start = max(0, min(column - 60, len(shown) - 96))
-    caret = " " * (column - 1 - start) + "^"
+@dataclass(frozen=True)
+class Place:
+    """A character of a text, by its line and column, which count from 1."""
+
+    text: str
+    source: str
+    line: int
+    column: int
+
+
+def error_at(place: Place, what: str, expected: str = "", fix: str = "") -> TextError:
+    """The error that shows the line, with a caret under the column."""
+    lines = place.text.split("\n")
+    shown = lines[min(place.line, len(lines)) - 1].rstrip("\r").replace("\t", " ")
+    start = max(0, min(place.column - 60, len(shown) - 96))
+    caret = " " * (place.column - 1 - start) + "^"
     return TextError(
         what,
-        where=f"{source}:{line}:{column}",
+        where=f"{place.source}:{place.line}:{place.column}",
         found=f"{shown[start : start + 96]}\n{caret}",
         expected=expected,
         fix=fix,

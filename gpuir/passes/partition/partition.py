@@ -170,8 +170,17 @@ class _Maker:
             here = {*made[p], *received, *self.g.inputs}
             wanted = [*reads_back[p], *(v for v in sent_back[p] if v not in returned)]
             saved = [v for v in dict.fromkeys(wanted) if v in here]
-            ends = (outputs[p], others[p], received, returned, sent[p], sent_back[p], saved)
-            parts.append(self.part(p, *ends))
+            part = self.part(
+                p,
+                outputs=outputs[p],
+                others=others[p],
+                received=received,
+                returned=returned,
+                sends=sent[p],
+                sends_back=sent_back[p],
+                saved=saved,
+            )
+            parts.append(part)
         shared = tuple(Shared(s.passed, s.parts) for s in self.sums if len(s.parts) > 1)
         having = tuple(p for p, part in enumerate(parts) if part.norm is not None)
         norms = tuple(Shared(v, having) for v in self.updates.totals)
@@ -254,6 +263,7 @@ class _Maker:
     def part(
         self,
         p: int,
+        *,
         outputs: list[Value],
         others: list[Value],
         received: list[Value],
@@ -300,13 +310,13 @@ class _Maker:
             forward,
             backward,
             weights,
-            self.last(p, weights or backward, [s for s in sums if s.sent]),
-            norm,
-            update,
-            tuple(sends),
-            tuple(sends_back),
-            tuple(saved),
-            kept,
+            last=self.last(p, weights or backward, [s for s in sums if s.sent]),
+            norm=norm,
+            update=update,
+            sends=tuple(sends),
+            sends_back=tuple(sends_back),
+            saved=tuple(saved),
+            kept=kept,
         )
 
     def last(self, part: int, g: Graph, sums: Sequence[Sum]) -> Graph | None:

@@ -80,7 +80,7 @@ def _sum(homes: Homes, w: Value, root: Value, readers: set[int]) -> tuple[Sum, s
     once, each = chain[: last + 1], chain[last + 1 :]
     own = once[-1].op.operands[0] if once else root
     sent = tuple(takewhile(lambda n: isinstance(n.op, t.Collective), reversed(once)))
-    behind = sent, tuple(reversed(once))[len(sent) :]
+    last = tuple(reversed(once))[len(sent) :]
     adds: list[Node] = []
     by_part: dict[int, list[Value]] = {}
     for term in _terms(homes, value, adds):
@@ -88,10 +88,15 @@ def _sum(homes: Homes, w: Value, root: Value, readers: set[int]) -> tuple[Sum, s
     if len(by_part) == 1:
         part = homes.part.get(own, default)
         gone = {v for n in once for v in n.results}
-        return Sum(w, own, (Term(part),), *behind, tuple(sorted({*readers, part}))), gone
-    terms = (_term(homes.g, p, some, adds, each, own) for p, some in sorted(by_part.items()))
+        parts = tuple(sorted({*readers, part}))
+        return Sum(w, own, (Term(part),), sent=sent, once=last, parts=parts), gone
+    terms = (
+        _term(homes.g, p, some, adds=adds, each=each, own=own)
+        for p, some in sorted(by_part.items())
+    )
     gone = {v for n in (*chain, *adds) for v in n.results}
-    return Sum(w, own, tuple(terms), *behind, tuple(sorted(readers | set(by_part)))), gone
+    parts = tuple(sorted(readers | set(by_part)))
+    return Sum(w, own, tuple(terms), sent=sent, once=last, parts=parts), gone
 
 
 def is_once(node: Node) -> bool:
@@ -147,6 +152,7 @@ def _term(
     g: Graph,
     part: int,
     some: Sequence[Value],
+    *,
     adds: Sequence[Node],
     each: Sequence[Node],
     own: Value,

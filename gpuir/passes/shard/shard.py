@@ -186,10 +186,20 @@ class Shard(Pass):
                 homes[v] = place
             elif place and role == "weight" and self.zero > 0:
                 hints[v] = place
-        data, ways = self.by != "tensor", self.inside(g).ways
         own = frozenset(statistics.of_ranks(g) if self.statistics == "rank" else ())
-        settings = (data, hints, self.zero == 1, self.sequence, self.replicas)
-        plan = Planner(g, self.ranks, homes, *settings, ways, stay, own)
+        plan = Planner(
+            g,
+            self.ranks,
+            homes,
+            data=self.by != "tensor",
+            hints=hints,
+            sums_whole=self.zero == 1,
+            sequence=self.sequence,
+            replicas=self.replicas,
+            inside=self.inside(g).ways,
+            stay=stay,
+            own=own,
+        )
         plan.run()
         if not any(p.is_part for p in plan.homes.values()):
             raise no_weight(g, self.ranks)

@@ -96,7 +96,7 @@ def row(v: Value) -> Read:
 
 
 def through(
-    reads: frozenset[Read], x: Value, op: Op, to: Value, place: int, most: int
+    reads: frozenset[Read], x: Value, op: Op, to: Value, *, place: int, most: int
 ) -> set[Read]:
     """The reads in each cell of `to`, which the op at this place makes of `x`, of what is read in
     each cell of `x`. What no strides say is told apart by the place, or by the term of a sum: the

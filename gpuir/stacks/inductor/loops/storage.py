@@ -153,7 +153,7 @@ class Storage:
         seen = {x: self.seen(x) for x in op.operands}
         place = self.flow.makers[made]
         most = max(self.limits.most, self.limits.reads)
-        reads = (through(s.reads, x, op, made, place, most) for x, s in seen.items())
+        reads = (through(s.reads, x, op, made, place=place, most=most) for x, s in seen.items())
         ops = operations(op) + sum(s.ops for s in seen.values())
         return Sight(frozenset[Read]().union(*reads), ops)
 
