@@ -19,11 +19,12 @@ import numpy as np
 
 from gpuir.cli import options
 from gpuir.cli.eval import show_scores
-from gpuir.cli.output import check_ahead, note
+from gpuir.cli.output import check_ahead, emit, note
 from gpuir.fit.columns import Floats
 from gpuir.fit.score import ALL, Score, ScoredRows, Scores, row_errors
 from gpuir.ir.errors import GpuirError, UsageError
 from gpuir.report.table import Column, Heading, Notes, Part, Report, Table
+from validation import commands
 
 if TYPE_CHECKING:
     from gpuir.simulate.sharing import Mode
@@ -55,6 +56,7 @@ class Case:
     measured: float
     predicted: float
     apart: str = ""
+    command: str = ""  # that gives it, in seconds
 
     @property
     def error(self) -> float:
@@ -273,7 +275,17 @@ def absolute(row: Row) -> Case | Fit:
     if row.series in NODES:
         time_s = max(time_s, job.batch * mig_rows.jobs_of_node(row) / NODES[row.series])
     apart = HOST_BOUND if row.quality == HOST_BOUND else ""
-    return Case(row, op, target, "ms", measured_s * 1e3, time_s * 1e3, apart)
+    is_alone = time_s == slices.seconds(job, target) and job.stack != "tensorrt"
+    command = slices.asked(job, target).command if is_alone else ""
+    return Case(row, op, target, "ms", measured_s * 1e3, time_s * 1e3, apart, command)
+
+
+def commanded(c: Case) -> commands.Row:
+    """What gives a case's number, or why nothing does."""
+    if c.command and not c.op.endswith(SCALED):
+        return commands.Row(c.predicted * 1e-3, "s", c.command, "reports.0.latency_s")
+    stands = {"ms": "neighbours, a shared GPU, an engine or the node's images count too"}
+    return commands.Row(c.predicted, c.unit, "", stands.get(c.unit, "a ratio of several runs"))
 
 
 def neighbours(row: Row, job: Job, target: str) -> tuple[float, ...]:
@@ -413,6 +425,7 @@ def _parts(f: Found) -> Iterator[Part]:
 @click.command()
 @click.argument("files", nargs=-1, type=click.Path())
 @click.option("--json", "json_path", type=click.Path(), help="Write the scores here as JSON.")
+@commands.option
 @options.formats()
 @options.width
 @options.output
@@ -424,6 +437,7 @@ def mig(files: tuple[str, ...], **given: Any) -> None:
     \b
     gpuir eval mig mig_measurements.csv
     gpuir eval mig mig_measurements.csv --json scores.json
+    gpuir eval mig mig_measurements.csv --commands
     """
     from validation.mig_rows import read
 
@@ -434,4 +448,7 @@ def mig(files: tuple[str, ...], **given: Any) -> None:
     for path in paths:
         read(path)
     found = [evaluate(path) for path in paths]
+    if given.pop("commands"):
+        cases = (c for f in found for c in f.cases if not c.op.endswith(SCALED))
+        return emit(commands.report(map(commanded, cases)), given["output"])
     show_scores(report(found), given)

@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
-import gpuir
 from gpuir.analysis import run_alone
 from gpuir.cost.batch import costs_of
 from gpuir.cost.nest import board_watts
@@ -29,7 +28,8 @@ from gpuir.report.answer import Answer
 from gpuir.simulate.sharing import Common, Load, Mode, Tenant, simulate, speeds
 from gpuir.targets.load import load_target
 from gpuir.targets.target import Target
-from validation import zoo
+from validation import commands, zoo
+from validation.commands import Analysis
 
 UNLIMITED_W = 10_000  # no board's: the clock stays up
 
@@ -72,30 +72,38 @@ def program(job: Job) -> Graph:
 
 @cache
 def _program(job: Job) -> Graph:
+    return asked(job, "").graph()
+
+
+def asked(job: Job, target: str) -> Analysis:
+    """A run of a job on a target, alone."""
     model = zoo.MODELS[job.model]
-    step: dict[str, Any] = {}
+    options: dict[str, Any] = {"dims": {"batch": job.batch}, "dtype": job.dtype}
     if job.train:
-        step = {"train": True, "optimizer": model.optimizer, "profile": job.stack}
-        step |= {"autocast": job.autocast} if job.autocast else {}
+        options |= {"train": True, "optimizer": model.optimizer}
+    options |= {"autocast": job.autocast} if job.autocast else {}
+    name = f"validation.zoo:{zoo.function_of(job.model, job.train)}"
     if model.reads_text:
-        g = zoo.text_graph(job.model, job.batch, job.seq, job.dtype, job.attention, step)
-    else:
-        g = zoo.image_graph(job.model, job.batch, job.dtype, job.channels_last, step)
-    if job.autocast and not job.train:
-        return gpuir.pipeline(f"autocast{{dtype={job.autocast}}}").run(g)
-    return g
+        config = zoo.config_of(job.model)
+        bare = job.train and config["architectures"][0].endswith("Model")
+        options["dims"] = {"batch": job.batch, "seq": job.seq}
+        options |= {"attention": job.attention} | ({"task": "question-answering"} if bare else {})
+        name = commands.config(config, job.model)
+    elif job.channels_last:
+        options["channels_last"] = True
+    return Analysis(name, options, job.stack or None, job.tf32, target)
 
 
 @cache
-def costed(job: Job, target: str) -> Graph:
-    return gpuir.analyze(program(job), target, profile=job.stack, tf32=job.tf32).graph
+def answered(job: Job, target: str) -> Answer:
+    return asked(job, target).answer(program(job))
 
 
 @cache
 def launches(job: Job, target: str) -> tuple[Launch, ...]:
     """The kernels of a run of an engine on a target, in order."""
     on = load_target(target)
-    nodes = (n for n in costed(job, target).nodes if n.cost and _runs(n))
+    nodes = (n for n in answered(job, target).graph.nodes if n.cost and _runs(n))
     return tuple(_launch(n, on, job.narrow) for n in nodes)
 
 
@@ -131,7 +139,7 @@ def narrowed(work: Work, dtype: Any = None) -> Work:
 def alone(job: Job, target: str) -> Answer:
     """A run of a job that has a target for itself. What the host adds to an engine is left out: it
     is microseconds."""
-    found = run_alone(gpuir.analyze(costed(job, target)))
+    found = run_alone(answered(job, target))
     if job.stack != "tensorrt":
         return found
     time_s = sum(x.time_s for x in launches(job, target))
@@ -144,7 +152,7 @@ def seconds(job: Job, target: str) -> float:
 
 def fits(job: Job, target: str) -> bool:
     """Whether the device has room for a job."""
-    return bool(gpuir.analyze(costed(job, target)).memory.fits)
+    return bool(answered(job, target).memory.fits)
 
 
 @cache

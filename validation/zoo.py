@@ -7,18 +7,13 @@ BERT, ViT and the like are base, GPT-2 is the small one.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
-import gpuir
-from gpuir.ir.graph import Graph
 from validation import convnets, mig_models, programs
 from validation.programs import Form, Sizes
 
@@ -375,25 +370,24 @@ def name_of(text: str) -> str | None:
 
 # ---------------------------------------------------------------------------- programs
 
-Options = Mapping[str, Any]  # of a step of training
 
-
-def text_graph(name: str, batch: int, seq: int, dtype: str, attention: str, step: Options) -> Graph:
-    """A model that reads text: a pass of a prompt or, with options, a step of training; one without
-    a head gets that of questions and answers for it."""
+def config_of(name: str) -> Mapping[str, Any]:
+    """The config of a model that reads text."""
     config = MODELS[name].config
     assert config is not None
-    task = "question-answering" if step and config["architectures"][0].endswith("Model") else None
-    with TemporaryDirectory() as folder:
-        (Path(folder) / "config.json").write_text(json.dumps(config))
-        given: dict[str, Any] = {"dtype": dtype, "attention": attention, "task": task, **step}
-        dims = {"batch": batch, "seq": seq}
-        return gpuir.load(f"hf:{folder}", dims=dims, warn=_quiet, **given)
+    return config
 
 
-def image_graph(name: str, batch: int, dtype: str, channels_last: bool, step: Options) -> Graph:
-    """A model that reads images, in rows of channels or channels last; in training with the loss
-    of classes, the detector with its own."""
+def function_of(name: str, train: bool) -> str:
+    """The function of this module that makes a model of images: `resnet50`, and for a step with its
+    loss `resnet50_trained`."""
+    plain = name.replace("-", "_")
+    return ("_" if plain[0].isdecimal() else "") + plain + ("_trained" if train else "")
+
+
+def images(name: str, train: bool, batch: int = 1) -> Any:
+    """A model of images and its arguments; in training with the loss of classes, the detector with
+    its own."""
     import torch
     from torch import nn
 
@@ -408,23 +402,21 @@ def image_graph(name: str, batch: int, dtype: str, channels_last: bool, step: Op
     model = MODELS[name]
     assert model.build is not None
     shape = model.shape
-    net: Any = model.build(bool(step))
+    net: Any = model.build(train)
     args: tuple[Any, ...] = ()
-    if step and name == "ssd-resnet34":
+    if train and name == "ssd-resnet34":
         places, shape = mig_models.boxes(_SIDE), (3, _SIDE, _SIDE)
         args = torch.zeros(batch, 4, places), torch.zeros(batch, places, dtype=torch.long)
-    elif step:
+    elif train:
         net, args = Trained(net), (torch.zeros(batch, dtype=torch.long),)
     else:
         net = net.eval()
-    kind = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}[dtype]
-    images = torch.zeros(batch, *shape, dtype=kind)
-    net = net.to(kind)
-    if channels_last:
-        last = torch.channels_last if len(shape) == 3 else torch.channels_last_3d
-        net, images = net.to(memory_format=last), images.contiguous(memory_format=last)
-    return gpuir.load(net, args=(images, *args), warn=_quiet, **step)
+    return net, (torch.zeros(batch, *shape), *args)
 
 
-def _quiet(text: str) -> None:
-    """What the loader is not sure of is the same for all targets, so for all ratios."""
+def __getattr__(name: str) -> Callable[..., Any]:
+    for known in IMAGES:
+        for train in (False, True):
+            if function_of(known, train) == name:
+                return partial(images, known, train)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -60,7 +60,7 @@ def drawn(path: Path, count: int, wanted: Callable[[dict[str, str]], bool]) -> l
         pytest.skip(f"no measurements at {path}")
     with path.open(newline="") as file:
         lines = [line for line in csv.DictReader(file) if wanted(line)]
-    return random.Random(0).sample(lines, count)
+    return random.Random(0).sample(lines, min(count, len(lines)))
 
 
 # ---- training -----------------------------------------------------------------------------------
@@ -273,3 +273,64 @@ def test_measured_collectives():
     if not path.exists():
         pytest.skip(f"no measurements at {path}")
     check(random.Random(0).sample(communicated(path), 200))
+
+
+# ---- MIG ----------------------------------------------------------------------------------------
+
+SLICE: dict[str, object] = {
+    "id": "1",
+    "series": "t",
+    "gpu": "A100-SXM4-40GB",
+    "gpu_sku": "",
+    "mode": "mig",
+    "profile": "1g.5gb",
+    "instances_active_per_gpu": "1",
+    "co_runners": "others idle",
+    "scope": "",
+    "workload": "",
+    "model": "resnet18",
+    "phase": "inference",
+    "framework": "PyTorch 2.1",
+    "precision": "fp16",
+    "metric": "latency",
+    "unit": "ms",
+    "relative_to": "",
+    "quality": "ok",
+    "n_gpus": 1,
+    "batch": 4,
+    "seq_len": "",
+    "value": 5,
+    "ratio": "",
+}
+
+
+def sliced(path: Path) -> list[Row]:
+    from validation import mig
+
+    return [mig.commanded(c) for c in mig.evaluate(path).cases if not c.op.endswith(mig.SCALED)]
+
+
+def test_mig(tmp_path: Path):
+    pytest.importorskip("transformers")
+    lines = [
+        SLICE,
+        SLICE | {"framework": "PyTorch 2.1, channels last", "precision": "tf32", "batch": 2},
+        SLICE | {"model": "resnet18", "phase": "training", "precision": "amp", "mode": "full"},
+        SLICE | {"model": "bert-tiny", "seq_len": 32, "framework": "PyTorch 1.12"},
+        SLICE | {"mode": "full", "profile": "", "co_runners": "4 processes share the whole GPU"},
+    ]
+    found = sliced(written(tmp_path / "mig.csv", lines))
+    assert [bool(row.text) for row in found] == [True, True, True, True, False]
+    check(found[:4])
+
+
+@pytest.mark.slow
+def test_measured_mig(tmp_path: Path):
+    pytest.importorskip("transformers")
+    path = SHARED / "hardware/mig_measurements.csv"
+
+    def is_small(line: dict[str, str]) -> bool:
+        return "resnet" in line["model"].lower() and "torch" in line["framework"].lower()
+
+    found = sliced(written(tmp_path / "mig.csv", drawn(path, 4, is_small)))
+    check(row for row in found if row.text)
