@@ -14,6 +14,7 @@ from gpuir.ir.errors import UsageError
 from gpuir.plan.mig.reasons import PART, TURN, Cause, Reason, causes, reasons
 from gpuir.plan.mig.search import Found, Objective, Outcome, Seat, Seated
 from gpuir.plan.mig.workloads import Setting
+from gpuir.report.answer import Answer
 from gpuir.report.table import Column, Drawing, Heading, Notes, Part, Report, Table, fields
 from gpuir.report.units import percent, quantity, significant
 from gpuir.simulate.sharing import Load, Served
@@ -107,7 +108,6 @@ def svg(planned: Planned) -> str:
 
 def _fields(planned: Planned) -> dict[str, Any]:
     found, setting = planned.found, planned.setting
-    alone = "time_s device_s host_s filled bandwidth watts reserved_bytes"
     return {
         "objective": planned.objective,
         "simulated": found.tried,
@@ -117,7 +117,7 @@ def _fields(planned: Planned) -> dict[str, Any]:
                 "count": w.count,
                 "rate_per_s": w.load.rate,
                 "deadline_s": w.load.deadline_s,
-                "alone": record(a, alone),
+                "alone": _alone(a),
             }
             for w, a in zip(setting.workloads, found.references, strict=True)
         ],
@@ -125,6 +125,13 @@ def _fields(planned: Planned) -> dict[str, Any]:
         "left": [record(x, "workload target missing_bytes") for x in found.left],
         "notes": planned.notes,
     }
+
+
+def _alone(a: Answer) -> dict[str, Any]:
+    """A run alone on a whole GPU."""
+    own = {"time_s": a.latency_s, "device_s": a.alone.busy_s}
+    needs = record(a.alone, "host_s filled bandwidth watts")
+    return {**own, **needs, "reserved_bytes": a.reserved_bytes}
 
 
 def _plan(planned: Planned, outcome: Outcome) -> dict[str, Any]:
