@@ -160,7 +160,7 @@ def wanted_w(job: Job, target: str) -> float:
     """Watts that a job draws on a slice at the full clock."""
     free = f"{target}+tdp_w={UNLIMITED_W}"
     if job.stack != "tensorrt":
-        return alone(job, free).watts
+        return alone(job, free).alone.watts
     return drawn(((x.work, x.time_s) for x in launches(job, free)), load_target(target))
 
 
