@@ -29,6 +29,7 @@ from gpuir.passes.partition.balance import Weigh, longest_of, paced, roofline_s
 from gpuir.passes.partition.partition import Part as PartGraphs
 from gpuir.passes.partition.partition import Partition, partition
 from gpuir.passes.shard.shard import Shard, batch_of
+from gpuir.report.answer import Answer, of_ranks
 from gpuir.simulate.held import (
     PartBytes,
     beside_gradients,
@@ -90,11 +91,12 @@ def simulate_ranks(
     tf32: bool | None = None,
     slow: Mapping[int, float] | None = None,
     common: Common | None = None,
-) -> Step:
-    """One step of a model over the ranks of a cluster.
+) -> Answer:
+    """One step of a model over the ranks of a cluster: how long it takes, and as `step` what each
+    rank does.
 
         g = gpuir.load("model.onnx", dims={"batch": 64}, train=True, optimizer="adamw")
-        step = gpuir.simulate_ranks(g, "dgx-h100", gpuir.Parallel(dp=4, tp=2))
+        answer = gpuir.simulate_ranks(g, "dgx-h100", gpuir.Parallel(dp=4, tp=2))
 
     `graph` is of level graph: what all ranks run together of one microbatch, a training step or
     inference. Ranks that do the same are simulated once, and so are parts of a pipeline that are
@@ -104,7 +106,7 @@ def simulate_ranks(
     UsageError where the cluster has too few GPUs, or the model cannot be cut so.
     """
     with _no_collection():
-        return _simulated(
+        step = _simulated(
             graph,
             fspath(cluster),
             parallel,
@@ -114,6 +116,7 @@ def simulate_ranks(
             slow or {},
             common or Common(),
         )
+    return of_ranks(step)
 
 
 KEPT = 6  # graphs that are cut

@@ -23,11 +23,11 @@ from gpuir.ir.graph import Graph, Level
 from gpuir.loading import load
 from gpuir.passes.manager import Pass, Pipeline
 from gpuir.passes.math import run_under
-from gpuir.plan.space.answers import Held, answers, cost_table, run, unfit
+from gpuir.plan.space.answers import Held, answers, cost_table, run
 from gpuir.plan.space.engines import Engine
 from gpuir.plan.space.program import Program, keys_of, program_of, read, written
 from gpuir.plan.space.space import OWN, Column, Job, Plan, Space
-from gpuir.report.answer import Answer
+from gpuir.report.answer import Answer, unfit
 from gpuir.stacks.table import pipeline
 from gpuir.store import Store, digest, version
 from gpuir.targets.load import load_target
@@ -245,25 +245,11 @@ def _planned(job: Job, plan: Plan, loading: Loading, common: Common) -> tuple[An
     items = job.items * plan.parallel.microbatches
     try:
         graph = graph_of(job, loading)
-        step = simulate_ranks(
+        found = simulate_ranks(
             graph, plan.cluster, plan.parallel, profile=job.profile or None, common=common
         )
     except GpuirError as error:
         return Answer(job.model, why=in_a_line(error)), Path(job.model).stem, items
-    part = step.fullest
-    found = Answer(
-        graph.name,
-        step.target,
-        step.profile.name,
-        latency_s=step.time_s,
-        interval=step.interval,
-        peak_bytes=part.held_bytes,
-        reserved_bytes=part.held_bytes,
-        available_bytes=part.available_bytes,
-        why=unfit(part.held_bytes, part.available_bytes),
-        cluster=step.cluster,
-        plan=str(step.parallel),
-    )
     return found, graph.name, items
 
 

@@ -54,7 +54,7 @@ def training() -> Graph:
 
 
 def step(g: Graph, cluster: str = "dgx-a100", **degrees: Any) -> gpuir.Step:
-    return gpuir.simulate_ranks(g, cluster, gpuir.Parallel(**degrees))
+    return gpuir.simulate_ranks(g, cluster, gpuir.Parallel(**degrees)).step
 
 
 def test_one_rank_is_what_one_gpu_takes(training: Graph):
@@ -79,7 +79,9 @@ def test_zero_takes_memory_from_each_rank(training: Graph):
 
 
 def test_weights_are_gathered_for_the_forward_and_for_the_backward_pass(training: Graph):
-    s = gpuir.simulate_ranks(training, "dgx-a100", gpuir.Parallel(dp=8, zero=3), profile="eager")
+    s = gpuir.simulate_ranks(
+        training, "dgx-a100", gpuir.Parallel(dp=8, zero=3), profile="eager"
+    ).step
     found = [
         (phase_of(n), v.name.partition(".whole")[0])
         for n in s.slowest.runs[0].graph.nodes
@@ -132,7 +134,7 @@ def test_a_weight_of_three_parts_of_four_is_added_up_within_the_cluster():
     lines += ['%l: f32[] = t.reduce("mean", %s, [0, 1]) at "m:l"', "out %l"]
     g = gpuir.parse("\n".join(("graph @g {", *lines, "}")).replace("16", "1024"))
     g = gpuir.pipeline("autodiff,optimizer{kind=sgd,fused=true}").run(g)
-    s = gpuir.simulate_ranks(g, "dgx-a100", gpuir.Parallel(pp=4, dp=2, microbatches=4))
+    s = gpuir.simulate_ranks(g, "dgx-a100", gpuir.Parallel(pp=4, dp=2, microbatches=4)).step
     made = partition(g, 4, roofline_s(gpuir.load_target("a100-sxm-80gb")))
     assert [x.parts for x in made.shared if x.value.name == "e.grad"] == [(0, 2, 3)]
     assert [part.params for part in s.parts] == [1024 * 1024] * 4
@@ -165,11 +167,11 @@ def test_plans_of_a_model_share_what_they_have_in_common(
     monkeypatch.setattr(Shard, "run", counted)
     monkeypatch.setattr(gpuir.distributed, "costed", analyzed)
     plans = [gpuir.Parallel(tp=2, dp=2, pp=2, microbatches=2, zero=zero) for zero in (0, 1)]
-    alone = [gpuir.simulate_ranks(training, "dgx-a100", plan) for plan in plans]
+    alone = [gpuir.simulate_ranks(training, "dgx-a100", plan).step for plan in plans]
     assert calls == ["tensor", "data", *["kernels"] * 8] * 2
     calls.clear()
     common = gpuir.distributed.Common()
-    both = [gpuir.simulate_ranks(training, "dgx-a100", plan, common=common) for plan in plans]
+    both = [gpuir.simulate_ranks(training, "dgx-a100", plan, common=common).step for plan in plans]
     assert calls == ["tensor", "data", *["kernels"] * 8, "data", *["kernels"] * 2]
     assert [step_report(s, 64).fields() for s in both] == [
         step_report(s, 64).fields() for s in alone
@@ -182,7 +184,7 @@ def test_a_pipeline_waits_for_its_ends(training: Graph):
     steps = {
         name: gpuir.simulate_ranks(
             training, "dgx-a100", gpuir.Parallel(pp=2, microbatches=8, schedule=name, chunks=chunks)
-        )
+        ).step
         for name, chunks in (("gpipe", 1), ("1f1b", 1), ("interleaved", 2), ("zero-bubble", 1))
     }
     for s in steps.values():
@@ -299,7 +301,7 @@ def test_keys_go_round_a_ring_while_attention_runs(decoding: Graph):
     steps = {
         name: gpuir.simulate_ranks(
             decoding, "dgx-h100", gpuir.Parallel(cp=8, exchange=name), profile="compiled"
-        )
+        ).step
         for name in exchanges
     }
     exposed = {n: sum(x.exposed_s for x in s.slowest.traffic) for n, s in steps.items()}
@@ -312,7 +314,7 @@ def test_keys_go_round_a_ring_while_attention_runs(decoding: Graph):
 
 def test_an_inference_goes_through_a_pipeline_one_way():
     g = gpuir.load(ENCODER, dims={"batch": 8, "seq": 64})
-    s = gpuir.simulate_ranks(g, "dgx-a100", gpuir.Parallel(pp=2, tp=2, microbatches=4))
+    s = gpuir.simulate_ranks(g, "dgx-a100", gpuir.Parallel(pp=2, tp=2, microbatches=4)).step
     assert s.pipelined is not None
     assert {t.kind for order in s.pipelined.orders for t in order} == {"forward"}
     assert [r.name for part in s.parts for r in part.runs] == ["forward", "forward"]
@@ -322,7 +324,7 @@ def test_a_slow_rank_holds_up_the_others(training: Graph):
     """One of data parallelism all of them; one of a pipeline its part alone."""
 
     def slowed(parallel: gpuir.Parallel, slow: dict[int, float]) -> gpuir.Step:
-        return gpuir.simulate_ranks(training, "dgx-a100", parallel, slow=slow)
+        return gpuir.simulate_ranks(training, "dgx-a100", parallel, slow=slow).step
 
     dp, pp = gpuir.Parallel(dp=8), gpuir.Parallel(tp=2, pp=2, microbatches=8)
     one, two = slowed(dp, {}), slowed(dp, {5: 2.0})
@@ -426,7 +428,8 @@ def test_a_predictor_of_kernels_leaves_collectives_to_the_cluster(training: Grap
 
     parallel = gpuir.Parallel(dp=8)
     ours, theirs = (
-        gpuir.simulate_ranks(training, "dgx-a100", parallel, predictor=p) for p in ("tile", twice)
+        gpuir.simulate_ranks(training, "dgx-a100", parallel, predictor=p).step
+        for p in ("tile", twice)
     )
     assert theirs.slowest.kernels_s == pytest.approx(2 * ours.slowest.kernels_s)
     assert theirs.slowest.traffic[0].time_s == pytest.approx(ours.slowest.traffic[0].time_s)
@@ -486,7 +489,7 @@ def test_ranks_that_share_a_part_wait_for_the_slowest(training: Graph):
     assert part.kernels_on["a100-sxm-80gb"] == part.kernels_s
     assert part.kernels_on["h100-sxm-80gb"] == pytest.approx(quick.slowest.kernels_s, rel=0.05)
     assert any("equal shares" in text for text in mixed.assumed)
-    slow = gpuir.simulate_ranks(training, BOTH, gpuir.Parallel(dp=16), slow={0: 9.0})
+    slow = gpuir.simulate_ranks(training, BOTH, gpuir.Parallel(dp=16), slow={0: 9.0}).step
     assert {run.gpu for run in slow.parts[0].runs} == {"h100-sxm-80gb"}
 
 
@@ -504,7 +507,7 @@ def deep(layers: int) -> Graph:
 def test_parts_are_cut_for_their_gpus(kinds: str, monkeypatch: pytest.MonkeyPatch):
     """The quick GPUs get more, and the step is quicker than of parts as if all were alike."""
     parallel = gpuir.Parallel(dp=8, pp=2, microbatches=8)
-    found = gpuir.simulate_ranks(deep(24), kinds, parallel)
+    found = gpuir.simulate_ranks(deep(24), kinds, parallel).step
     sizes = {part.where[0].gpu: part.params for part in found.parts}
     assert sum(sizes.values()) == found.params
     assert sizes["h100-sxm-80gb"] == max(sizes.values()) > found.params / 2
@@ -513,7 +516,7 @@ def test_parts_are_cut_for_their_gpus(kinds: str, monkeypatch: pytest.MonkeyPatc
         return partition(g, parts, weigh if callable(weigh) else weigh[0], apart)
 
     monkeypatch.setattr(gpuir.distributed, "partition", alike)
-    even = gpuir.simulate_ranks(deep(24), kinds, parallel)
+    even = gpuir.simulate_ranks(deep(24), kinds, parallel).step
     assert [part.params for part in even.parts] == [found.params / 2] * 2
     assert found.time_s < even.time_s
 
@@ -539,7 +542,7 @@ def test_ranks_that_are_alike_are_looked_at_once(monkeypatch: pytest.MonkeyPatch
     for nodes in (1, 2):
         calls.clear()
         kinds = f"{nodes}xdgx-h100+{nodes}xdgx-a100"
-        gpuir.simulate_ranks(deep(24), kinds, gpuir.Parallel(dp=4, pp=4 * nodes))
+        gpuir.simulate_ranks(deep(24), kinds, gpuir.Parallel(dp=4, pp=4 * nodes)).step
         assert {target for target, _ in calls} == {"h100-sxm-80gb", "a100-sxm-80gb"}
         assert len(set(calls)) == len(calls) <= 12
 

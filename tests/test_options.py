@@ -271,7 +271,7 @@ def training() -> gpuir.Graph:
 def taken(cluster: str = "dgx-a100", of: gpuir.Graph | None = None, **more: Any) -> Any:
     degrees = {f.name: more.pop(f.name) for f in fields(gpuir.Parallel) if f.name in more}
     plan = gpuir.Parallel(**{"dp": 2} | degrees)
-    found = gpuir.simulate_ranks(of or training(), cluster, plan, **more)
+    found = gpuir.simulate_ranks(of or training(), cluster, plan, **more).step
     return found.time_s, found.fullest.held_bytes, found.parallel.ranks
 
 

@@ -52,7 +52,7 @@ MADE: dict[str, Callable[[], Any]] = {
     "pipeline": lambda: pipeline(gpuir.load_profile("compiled").passes),
     "predict": lambda: gpuir.predict(gemm(), gpuir.candidates(gemm())),
     "search": lambda: gpuir.search(gemm()),
-    "simulate_ranks": lambda: gpuir.simulate_ranks(model(), "dgx-a100", gpuir.Parallel(tp=2)),
+    "simulate_ranks": lambda: gpuir.simulate_ranks(model(), "dgx-a100", gpuir.Parallel(tp=2)).step,
     "strip": lambda: gpuir.strip(costed()),
     "timeline": lambda: gpuir.timeline(costed(), gpuir.load_profile("ort")),
     "Observed": lambda: gpuir.Observed(gpuir.load_target("a100")).observe(

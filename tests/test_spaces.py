@@ -150,7 +150,9 @@ def test_plans_are_what_simulate_says(points):
     assert len(planned) == 2 * 3 * 6
     row = next(r for r in planned if r["plan"] == "tp=2" and r["dim.batch"] == 7)
     graph = gpuir.load(row["model"], dims={"batch": 7, "seq": 32})
-    step = gpuir.simulate_ranks(graph, row["cluster"], gpuir.Parallel(tp=2), profile=row["profile"])
+    step = gpuir.simulate_ranks(
+        graph, row["cluster"], gpuir.Parallel(tp=2), profile=row["profile"]
+    ).step
     assert row["latency_s"] == step.time_s
     assert (row["low_s"], row["high_s"]) == step.interval
 

@@ -100,7 +100,7 @@ class Simulation(Asked):
             self.parallel,
             profile=self.profile,
             tf32=self.tf32,
-        )
+        ).step
 
     @property
     def command(self) -> str:

@@ -150,7 +150,7 @@ class _Search:
                 continue
             if step.fits:
                 option = f"gpuir simulate --cluster {machine.name} --tp {tp}"
-                yield ToFit("tp", option, step.spare_bytes)
+                yield ToFit("tp", option, step.spare_bytes or 0)
                 return
 
 

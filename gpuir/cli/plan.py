@@ -273,4 +273,4 @@ class _Graphs:
             predictor=self.predictor,
             common=self.common,
             **self.stack,
-        )
+        ).step

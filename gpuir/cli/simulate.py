@@ -117,7 +117,7 @@ def _step(asked: Simulate, say: Callable[[str], None]) -> Step:
         predictor=predictor,
         **stack,
         slow=_slow(asked.slow),
-    )
+    ).step
 
 
 def _with_fixes(step: Step, asked: Simulate) -> Step:

@@ -133,9 +133,10 @@ class Answer:
     by. `available_bytes` is what the device has for the model, None without a device.
     `why` says why there is no latency (it is nan then), or that the run does not fit.
 
-    A run of many ranks has its `cluster`, its `plan` and, if it was simulated here, the `step`. A
-    run on a shared GPU has how much of the GPU it needs. What was analyzed as a whole has its
-    `graph`, `timeline`, `memory` and `kernels`; a point of a sweep has the numbers alone.
+    A run of many ranks has its `cluster`, its `plan` and the `step`; its bytes are those of the
+    rank that holds the most. A run on a shared GPU has what it `needs` of the GPU. What was
+    analyzed as a whole has its `graph`, `timeline`, `memory` and `kernels`; a point of a sweep has
+    the numbers alone.
     """
 
     model: str
@@ -156,7 +157,7 @@ class Answer:
     cluster: str = ""
     plan: str = ""
     needs: Needs | None = None
-    step: Step | None = field(default=None, compare=False)
+    over: Step | None = field(default=None, compare=False)
     details: Details | None = field(default=None, compare=False)
 
     def __repr__(self) -> str:
@@ -234,6 +235,17 @@ class Answer:
                 fix="gpuir.analysis.run_alone(gpuir.analyze(model, target))",
             )
         return self.needs
+
+    @property
+    def step(self) -> Step:
+        """What each of many ranks does, and waits for."""
+        if self.over is None:
+            raise UsageError(
+                "this answer is of one device",
+                found=repr(self),
+                fix="gpuir.simulate_ranks(graph, cluster, parallel) gives one of many ranks",
+            )
+        return self.over
 
     # ---- of what was analyzed as a whole ---------------------------------------------------------
 
@@ -461,6 +473,32 @@ def answer_of(
         available_bytes=held.available_bytes,
         details=Details(graph, kernels, run, held, device, warnings, explain, fixes, html),
     )
+
+
+def of_ranks(step: Step) -> Answer:
+    """The answer that a step over many ranks is."""
+    full = step.fullest
+    return Answer(
+        step.model,
+        step.target,
+        step.profile.name,
+        latency_s=step.time_s,
+        interval=step.interval,
+        peak_bytes=full.held_bytes,
+        reserved_bytes=full.held_bytes,
+        available_bytes=full.available_bytes,
+        why=unfit(full.held_bytes, full.available_bytes),
+        cluster=step.cluster,
+        plan=str(step.parallel),
+        over=step,
+    )
+
+
+def unfit(reserved: int, available: int) -> str:
+    """Why a run does not fit, or an empty text."""
+    if reserved <= available:
+        return ""
+    return f"does not fit: {reserved:,} bytes are reserved, and {available:,} available"
 
 
 def check_runs(a: Answer) -> Answer:

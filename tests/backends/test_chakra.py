@@ -379,7 +379,7 @@ def test_ranks_that_wait_for_what_they_send_replay_as_their_timeline():
 
 def test_a_step_of_microbatches_is_one_run_after_another():
     graph = gpuir.load(ENCODER, dims={"batch": 8, "seq": 64}, train=True, optimizer="adamw")
-    step = gpuir.simulate_ranks(graph, "dgx-a100", gpuir.Parallel(dp=2, tp=2, microbatches=3))
+    step = gpuir.simulate_ranks(graph, "dgx-a100", gpuir.Parallel(dp=2, tp=2, microbatches=3)).step
     made = dict(step_traces(step).files)
     nodes = ranks(made)[3]
     assert [x.id for x in nodes] == list(range(1, len(nodes) + 1))
@@ -406,7 +406,7 @@ PIPELINES = [
 @pytest.mark.parametrize("parallel", PIPELINES, ids=str)
 def test_a_pipeline_replays_on_all_ranks(parallel: gpuir.Parallel):
     graph = gpuir.load(ENCODER, dims={"batch": 4, "seq": 64}, train=True, optimizer="adamw")
-    step = gpuir.simulate_ranks(graph, "dgx-a100", parallel)
+    step = gpuir.simulate_ranks(graph, "dgx-a100", parallel).step
     made = dict(step_traces(step).files)
     programs = ranks(made)
     assert len(programs) == parallel.ranks

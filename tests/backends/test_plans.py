@@ -340,7 +340,7 @@ def test_modules_are_cut_in_torch_as_in_the_graph(tmp_path: Path):
     file = tmp_path / "llama.json"
     file.write_text(json.dumps(LLAMA))
     graph = gpuir.load(f"hf:{file}", dims={"batch": 2, "seq": 16}, train=True)
-    [part] = gpuir.simulate_ranks(graph, "dgx-a100", Parallel(tp=2)).parts
+    [part] = gpuir.simulate_ranks(graph, "dgx-a100", Parallel(tp=2)).step.parts
     cut = part.runs[0].graph
     cuts, others = module_cuts(cut)
     assert others == ()
@@ -361,7 +361,7 @@ def test_modules_are_cut_in_torch_as_in_the_graph(tmp_path: Path):
 
 def test_a_graph_of_onnx_has_names_of_its_own():
     graph = gpuir.load(ENCODER, dims={"batch": 2, "seq": 16})
-    [part] = gpuir.simulate_ranks(graph, "dgx-a100", Parallel(tp=2)).parts
+    [part] = gpuir.simulate_ranks(graph, "dgx-a100", Parallel(tp=2)).step.parts
     assert module_cuts(part.runs[0].graph) == ((), ())
 
 

@@ -37,7 +37,7 @@ def steps(training: gpuir.Graph):
     def simulate(choice: Choice) -> gpuir.Step:
         if choice not in known:
             g = Microbatch(choice.parallel.microbatches).run(training)
-            known[choice] = gpuir.simulate_ranks(g, CLUSTER, choice.parallel)
+            known[choice] = gpuir.simulate_ranks(g, CLUSTER, choice.parallel).step
         return known[choice]
 
     return simulate
@@ -82,7 +82,7 @@ def test_on_several_kinds_of_gpu_no_choice_bounds_another():
     def simulate(choice: Choice) -> gpuir.Step:
         if choice not in known:
             part = Microbatch(choice.parallel.microbatches).run(g)
-            known[choice] = gpuir.simulate_ranks(part, BOTH, choice.parallel)
+            known[choice] = gpuir.simulate_ranks(part, BOTH, choice.parallel).step
         return known[choice]
 
     limits = {"tp": (1,), "pp": (1, 2), "zero": (0,), "microbatch": (1, 4)}

@@ -119,7 +119,7 @@ def test_a_kernel_takes_its_next_largest_term():
 
 def test_the_ranks_of_a_graph_send_nothing_without_communication():
     g = gpuir.load(ENCODER, dims={"batch": 8, "seq": 128})
-    step = gpuir.simulate_ranks(g, "dgx-a100", gpuir.Parallel(tp=4))
+    step = gpuir.simulate_ranks(g, "dgx-a100", gpuir.Parallel(tp=4)).step
     (r,) = step.parts[0].runs
     silent = timeline(mute(r.graph), r.timeline.profile).time_s
     found = {x.cause: x.gain_s for x in step.gains}
@@ -159,7 +159,7 @@ def test_a_pipeline_is_run_again_as_it_ran(parallel: gpuir.Parallel, train: bool
     g = gpuir.load(
         "tests/encoder.onnx", dims={"batch": 4, "seq": 64}, profile="compiled", **options
     )
-    step = gpuir.simulate_ranks(g, "dgx-a100", parallel, profile="compiled")
+    step = gpuir.simulate_ranks(g, "dgx-a100", parallel, profile="compiled").step
     pipe = step.pipelined
     assert pipe is not None
     orders = orders_of(parallel, train)
@@ -168,7 +168,7 @@ def test_a_pipeline_is_run_again_as_it_ran(parallel: gpuir.Parallel, train: bool
     found = {x.cause: x.gain_s for x in step.gains}
     assert all(0 <= gain < step.time_s for gain in found.values())
     assert found["communication"] > 0
-    slow = gpuir.simulate_ranks(g, "dgx-a100", parallel, profile="compiled", slow={0: 1.5})
+    slow = gpuir.simulate_ranks(g, "dgx-a100", parallel, profile="compiled", slow={0: 1.5}).step
     assert max(step.gains, key=lambda x: x.gain_s).cause in ("host", "launches", "compute")
     kernels = ("compute", "memory")
     more = {x.cause: x.gain_s for x in slow.gains}

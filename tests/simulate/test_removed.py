@@ -193,7 +193,7 @@ def check(case: Case) -> None:
                 sum(n for _, n in part.holds)
                 for part in gpuir.simulate_ranks(
                     g, "dgx-h100", case.parallel, profile=case.profile
-                ).parts
+                ).step.parts
             ]
             for g in graphs
         )

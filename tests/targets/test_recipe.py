@@ -80,7 +80,7 @@ def test_habits_are_those_of_every_command(tmp_path: Path):
     assert habits != pytest.approx(plain, rel=0.01)
     ((answer,),) = latencies([g], ["h100-sxm"], name)
     assert answer.latency_s == pytest.approx(habits, rel=1e-12)
-    step = gpuir.simulate_ranks(g, "1xh100-sxm", gpuir.Parallel(), profile=name)
+    step = gpuir.simulate_ranks(g, "1xh100-sxm", gpuir.Parallel(), profile=name).step
     assert step.time_s == pytest.approx(habits, rel=1e-12)
     args = ["analyze", path, "--target", "h100-sxm", "--train", "--autodiff", "gpuir"]
     args += ["--profile", "llm-foundry", "--products", "fp8", "--format", "json"]

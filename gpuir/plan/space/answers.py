@@ -15,7 +15,7 @@ from gpuir.cost.work import Work
 from gpuir.ir.errors import GpuirError
 from gpuir.ir.notes import Bound, Cost
 from gpuir.plan.space.program import Program
-from gpuir.report.answer import Answer
+from gpuir.report.answer import Answer, unfit
 from gpuir.simulate.clock import Kernels, Script
 from gpuir.simulate.launches import Found, chosen, counted
 from gpuir.simulate.layout import Layout
@@ -281,13 +281,6 @@ def _sums(
 def _none(program: Program, why: str) -> Answer:
     """There is no latency, and why."""
     return Answer(program.model, profile=program.profile, why=why)
-
-
-def unfit(reserved: int, available: int) -> str:
-    """Why a point does not fit, or an empty text."""
-    if reserved <= available:
-        return ""
-    return f"does not fit: {reserved:,} bytes are reserved, and {available:,} available"
 
 
 def _memory(
