@@ -32,9 +32,10 @@ def gemm() -> gpuir.Kernel:
 
 
 MADE: dict[str, Callable[[], Any]] = {
-    "analyze": costed,
+    "analyze": lambda: gpuir.analyze(model(), "a100"),
     "apply": lambda: gpuir.apply(gpuir.strip(costed()), gpuir.extract(costed())),
     "candidates": lambda: gpuir.candidates(gemm()),
+    "collective": lambda: gpuir.collective("all_reduce", 1 << 20, "dgx-h100"),
     "explain": lambda: gpuir.explain(costed(), gpuir.analyze(costed()).slowest()[0].name),
     "extract": lambda: gpuir.extract(costed()),
     "heuristics": lambda: gpuir.heuristics(gemm()),
@@ -52,7 +53,7 @@ MADE: dict[str, Callable[[], Any]] = {
     "pipeline": lambda: pipeline(gpuir.load_profile("compiled").passes),
     "predict": lambda: gpuir.predict(gemm(), gpuir.candidates(gemm())),
     "search": lambda: gpuir.search(gemm()),
-    "simulate_ranks": lambda: gpuir.simulate_ranks(model(), "dgx-a100", gpuir.Parallel(tp=2)).step,
+    "simulate_ranks": lambda: gpuir.simulate_ranks(model(), "dgx-a100", gpuir.Parallel(tp=2)),
     "strip": lambda: gpuir.strip(costed()),
     "timeline": lambda: gpuir.timeline(costed(), gpuir.load_profile("ort")),
     "Observed": lambda: gpuir.Observed(gpuir.load_target("a100")).observe(
