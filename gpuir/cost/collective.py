@@ -11,7 +11,7 @@ without dimension, but for the fixed times; they and what measurements add are i
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from math import exp, prod
 from os import PathLike, fspath
@@ -125,7 +125,7 @@ class Time:
     terms: tuple[tuple[str, float], ...]
     interval: tuple[float, float]
     unseen: tuple[str, ...]
-    facts: tuple[tuple[str, float, str], ...] = ()
+    facts: tuple[tuple[str, float, str], ...] = field(default=(), repr=False)
     assumed: tuple[str, ...] = ()
     by: str = BY
 
