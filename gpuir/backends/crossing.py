@@ -22,8 +22,7 @@ def crossing_report(crossings: Sequence[Crossing]) -> Report:
 
 
 def _parts(c: Crossing) -> Iterator[Part]:
-    title = c.device.title or c.device.name
-    yield Heading(f"{c.model} on {title} under {c.profile.name}: {c.dim} and the host")
+    yield Heading(f"{c.model} on {c.title or c.target} under {c.profile}: {c.dim} and the host")
     yield Notes([(c.dim, verdict(c))])
     yield _tried(c)
 
@@ -33,15 +32,15 @@ def _tried(c: Crossing) -> Table:
         list(c.search.tried.items()),
         (
             Column(c.dim, "count", "value", lambda x: x[0]),
-            Column("latency", "s", "latency_s", lambda x: x[1].time_s, digits=4),
-            Column(f"per {c.dim}", "s", "", lambda x: x[1].time_s / x[0]),
-            Column("busy", "%", "", lambda x: share(x[1].busy_s, x[1].time_s)),
-            Column("waits", "%", "", lambda x: share(x[1].gaps_s, x[1].time_s)),
+            Column("latency", "s", "latency_s", lambda x: x[1].latency_s, digits=4),
+            Column(f"per {c.dim}", "s", "", lambda x: x[1].latency_s / x[0]),
+            Column("busy", "%", "", lambda x: share(x[1].busy_s, x[1].latency_s)),
+            Column("waits", "%", "", lambda x: share(x[1].gaps_s, x[1].latency_s)),
             Column("waits for the host", "s", "gaps_s", lambda x: x[1].gaps_s, drop=1),
             Column(field="busy_s", value=lambda x: x[1].busy_s),
             Column(field="host_bound", value=lambda x: x[1].is_host_bound),
         ),
-        {"model": c.model, "target": c.device.name, "profile": c.profile.name, "dim": c.dim},
+        {"model": c.model, "target": c.target, "profile": c.profile, "dim": c.dim},
     )
 
 
@@ -61,7 +60,7 @@ def verdict(c: Crossing) -> str:
     run = found.tried[held_up]
     return (
         f"not host-bound from {found.value:,} on; at {held_up:,} the device waits for the host "
-        f"{percent(run.gaps_s, run.time_s)} of the time"
+        f"{percent(run.gaps_s, run.latency_s)} of the time"
     )
 
 

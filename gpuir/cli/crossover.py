@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from gpuir.plan.searches import Crossing
     from gpuir.report.answer import Answer
     from gpuir.report.table import Report
-    from gpuir.simulate.timeline import Timeline
 
 MOST = 1 << 16
 
@@ -48,14 +47,14 @@ def search(asked: Run, dim: str) -> list[Crossing]:
         return found
 
     @cache
-    def runs(value: int) -> list[Timeline] | None:
+    def runs(value: int) -> list[Answer] | None:
         try:
             found = first if value == least else answers(value)
         except ModelError:
             return None
-        return [a.timeline for a in found]
+        return [a.numbers for a in found]
 
-    def run(value: int, i: int) -> Timeline | None:
+    def run(value: int, i: int) -> Answer | None:
         found = runs(value)
         return None if found is None else found[i]
 
@@ -64,8 +63,9 @@ def search(asked: Run, dim: str) -> list[Crossing]:
     return [
         Crossing(
             model=a.model,
-            device=a.device,
-            profile=a.software,
+            target=a.target,
+            title=a.device.title,
+            profile=a.profile,
             dim=dim,
             most=most,
             search=crossover(lambda value, i=i: run(value, i), least, most),

@@ -6,7 +6,8 @@ from bisect import bisect_left
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from gpuir.simulate.timeline import HOST_BOUND, Timeline
+from gpuir.report.answer import Answer
+from gpuir.simulate.timeline import HOST_BOUND
 
 FINE = 32  # where the answer is larger, it is found to one part in so many
 GUESSES = 3  # where the answer lies, before the gap is halved
@@ -18,26 +19,26 @@ class Crossover:
     """What a search found: `value` is the least at which the device waits for the host for no more
     than a tenth of the time, None when it does even at the largest that was tried.
 
-    `tried` has the timelines by value, from the least to the largest. `held_up` is the largest
+    `tried` has the answers by value, from the least to the largest. `held_up` is the largest
     value tried below the one found; the two are neighbours, or within one part in 32. `refused` is
     a value that the model does not take, if there is one.
     """
 
     value: int | None
     held_up: int | None
-    tried: Mapping[int, Timeline]
+    tried: Mapping[int, Answer]
     refused: int | None = None
 
 
-def crossover(timeline_of: Callable[[int], Timeline | None], least: int, most: int) -> Crossover:
+def crossover(answer_of: Callable[[int], Answer | None], least: int, most: int) -> Crossover:
     """The least value from `least` to `most` at which the run is not host-bound, provided that
-    kernels grow with the value and the host's work does not. `timeline_of` gives None for a value
+    kernels grow with the value and the host's work does not. `answer_of` gives None for a value
     that the model does not take.
 
     Each value costs a load, so few are tried: by leaps, then among doublings of `least`, between
     two of which the gap is halved, first where what is known says that the answer lies.
     """
-    tries = Tries(timeline_of)
+    tries = Tries(answer_of)
     last = least
     while tries.is_held_up(last) and last < most:
         last = min(last * LEAP, most)
@@ -68,8 +69,8 @@ class Tries:
     """What was tried so far: of the values that the host holds up the largest, of those that it
     does not, or that the model does not take, the least."""
 
-    timeline_of: Callable[[int], Timeline | None]
-    tried: dict[int, Timeline] = field(default_factory=dict[int, Timeline], init=False)
+    answer_of: Callable[[int], Answer | None]
+    tried: dict[int, Answer] = field(default_factory=dict[int, Answer], init=False)
     held_up: int | None = field(default=None, init=False)
     free: int | None = field(default=None, init=False)
     refused: int | None = field(default=None, init=False)
@@ -81,7 +82,7 @@ class Tries:
             return True
         if ends and value >= min(ends):
             return False
-        found = self.timeline_of(value)
+        found = self.answer_of(value)
         if found is None:
             self.refused = value
             return False
@@ -90,13 +91,13 @@ class Tries:
             self.held_up = value
         else:
             self.free = value
-        return found.is_host_bound
+        return bool(found.is_host_bound)
 
     def expected(self) -> float:
         """Where the answer lies between the nearest that was tried, if the share of the time that
         the device waits falls evenly."""
         assert self.held_up and self.free
         most, least = (
-            x.gaps_s / x.time_s for x in (self.tried[self.held_up], self.tried[self.free])
+            x.gaps_s / x.latency_s for x in (self.tried[self.held_up], self.tried[self.free])
         )
         return self.held_up + (self.free - self.held_up) * (most - HOST_BOUND) / (most - least)

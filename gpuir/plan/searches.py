@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from gpuir.plan.crossover import Crossover
 from gpuir.report.answer import Device
 from gpuir.simulate.largest import Largest
-from gpuir.targets.profile import Profile
 
 
 @dataclass(frozen=True)
@@ -29,8 +28,9 @@ class Crossing:
     """The search along a dimension of one model on one device under one profile."""
 
     model: str
-    device: Device
-    profile: Profile
+    target: str
+    title: str
+    profile: str
     dim: str
     most: int
     search: Crossover

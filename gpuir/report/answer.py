@@ -127,7 +127,8 @@ class Answer:
 
     `target` and `profile` are names; `dims` are the sizes that the question fixes, `batch` how many
     items a run does at once. `latency_s` is from the host's start to the end of the last kernel or
-    copy; `device_s` is what the kernels take. `interval` is where 80 % of measurements are
+    copy; `device_s` is what the kernels take, `busy_s` how long one runs, and `gaps_s` how long the
+    device waits for the host. `interval` is where 80 % of measurements are
     expected: kernels of one kind, and the host, are off alike, those of different kinds
     independently; None where no kernel can say. `bound` is what the kernels of most time are bound
     by. `available_bytes` is what the device has for the model, None without a device.
@@ -147,6 +148,8 @@ class Answer:
     latency_s: float = nan
     interval: tuple[float, float] | None = None
     device_s: float = nan
+    busy_s: float = nan
+    gaps_s: float = nan
     is_host_bound: bool | None = None
     bound: Bound | None = None
     peak_bytes: int = 0
@@ -466,6 +469,8 @@ def answer_of(
         latency_s=run.time_s,
         interval=run.interval,
         device_s=sum(x.time_s for x in running),
+        busy_s=run.busy_s,
+        gaps_s=run.gaps_s,
         is_host_bound=run.is_host_bound,
         bound=max(bounds, key=lambda name: bounds[name]) if running else None,
         peak_bytes=held.peak_bytes,

@@ -13,7 +13,7 @@ from timed import run, timed
 
 from gpuir.cli.main import main
 from gpuir.plan.crossover import crossover
-from gpuir.simulate.timeline import Timeline
+from gpuir.report.answer import Answer
 from gpuir.targets.profile import Host, Profile
 
 pytestmark = pytest.mark.slow
@@ -21,10 +21,17 @@ pytestmark = pytest.mark.slow
 HOST = Host(1e-6, 4e-6, 3e-6, 1e-6, 2e-6, 1e-6, 10e-6, queue=1024)
 
 
-def of_size(n: int, per_item_s: float) -> Timeline:
+def of_size(n: int, per_item_s: float) -> Answer:
     """100 ops whose kernels take so long for each item."""
     items = [timed(str(i), n * per_item_s) for i in range(100)]
-    return run(items, Profile("mine", "", "", "none", HOST))
+    line = run(items, Profile("mine", "", "", "none", HOST))
+    return Answer(
+        "m",
+        latency_s=line.time_s,
+        busy_s=line.busy_s,
+        gaps_s=line.gaps_s,
+        is_host_bound=line.is_host_bound,
+    )
 
 
 @given(st.floats(1e-8, 1e-5), st.integers(1, 20))
@@ -75,7 +82,7 @@ def test_leaps_end_where_doubling_does(least: int, first_free: int, refused: int
 def test_a_fall_that_is_even_takes_few_tries():
     tried: list[int] = []
 
-    def of(n: int) -> Timeline:
+    def of(n: int) -> Answer:
         tried.append(n)
         return of_size(n, 1e-8)
 
