@@ -222,6 +222,7 @@ def _together(
             latency_s=time_s,
             interval=(low_s, high_s) if called else None,
             device_s=device_s[i],
+            gaps_s=gaps[i],
             is_host_bound=gaps[i] > HOST_BOUND * time_s,
             bound=bounds[i],
         )
@@ -254,6 +255,8 @@ def _alone(
         latency_s=line.time_s,
         interval=run.interval,
         device_s=device_s,
+        busy_s=line.busy_s,
+        gaps_s=line.gaps_s,
         is_host_bound=line.is_host_bound,
         bound=most,
     )
