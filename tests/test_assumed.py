@@ -51,7 +51,9 @@ from gpuir.cost.work import Serial, Work
 from gpuir.fit import collect, steady, timing
 from gpuir.fit import host as host_fit
 from gpuir.ir.errors import GpuirError
+from gpuir.ir.graph import Value
 from gpuir.ir.types import TensorType, bf16, f16, f32, i8
+from gpuir.ops import tensor as t
 from gpuir.passes import views
 from gpuir.passes.partition import balance
 from gpuir.passes.shard import plan, ways
@@ -355,11 +357,18 @@ ELSEWHERE = Curve("g/1/x", "sm_90/nvlink", "nccl", "2", "eager_loop", "send", "a
 SLICE = load_target("a100:1g.5gb")
 
 
+def few(rows: int) -> t.Matmul:
+    """A batch of two by a matrix, of so many rows each."""
+    a, b = TensorType((2, rows, 8), f16), TensorType((8, 8), f16)
+    return t.Matmul(Value("a", a), Value("b", b))
+
+
 def pinned() -> tuple[float, float]:
     """The call of a copy, and the share of the link's rate that its bytes have."""
-    op: Any = SimpleNamespace(nest=SimpleNamespace(reads=(), writes=()), flops=lambda: 0)
     cpu_part: Any = SimpleNamespace(bytes_per_s=1e9, flops_per_s=1e9, call_s=0.0, uncertainty=2.0)
-    terms = dict(host.host_cost(op, 1000, 1, False, A100, cpu_part, None).terms)
+    profile: Any = SimpleNamespace(copies=None, fallback=cpu_part)
+    one = host.Hosted(flops=0, bytes=0, moved=1000, copies=1, is_first=False)
+    terms = dict(host.host_cost(one, A100, profile).terms)
     assert A100.pcie is not None
     return terms["latency"], 1000 / terms["memory"] / A100.pcie.bytes_per_s
 
@@ -546,7 +555,7 @@ PINNED: dict[str, tuple[Callable[[], Any], Any]] = {
     ),
     "passes.views ROWS": (
         lambda: last(
-            lambda n: views.has_few_rows(TensorType((2, n, 8), f16), TensorType((8, 8), f16)),
+            lambda n: views.has_few_rows(few(n)),
             (128, 255, 256, 511, 512, 1023, 1024),
         ), 511,
     ),

@@ -68,12 +68,12 @@ def test_lanes_and_amds_matrix_cores_are_two_families():
     ],
 )
 def test_the_kernel_is_the_librarys(target, b, m, n, k, taken):
-    assert kernel(gemm(m, n, k, f32, b=b, bias=b == 1), target) == taken
+    assert kernel(gemm(m, n, k, f32, b=b, epilogue=("bias",) * (b == 1)), target) == taken
 
 
 def test_few_blocks_share_out_k():
     # neusight/gemm.parquet, P4: 12 x 4 blocks of 64 x 128, grid_z 6
-    tiles = simt.choose(gemm(512, 768, 3072, f32, bias=True), load_target("p4"), FACTORS)
+    tiles = simt.choose(gemm(512, 768, 3072, f32, epilogue=("bias",)), load_target("p4"), FACTORS)
     assert tiles.split == 6
     # The gradient of 3 x 3 filters, 64 channels, 64 images of 56 x 56: five tiles of 128 x 128
     work = gemm(576.0, 64.0, 200704.0, f32)
@@ -117,7 +117,7 @@ def test_a_graphs_kernels_have_the_librarys_tile(target, b):
     ],
 )
 def test_measured_products(target, b, m, n, k, measured_us, error):
-    work = gemm(float(m), float(n), float(k), f32, b=float(b), bias=b == 1)
+    work = gemm(float(m), float(n), float(k), f32, b=float(b), epilogue=("bias",) * (b == 1))
     found = predict(work, target).time_s[0]
     assert found == pytest.approx(measured_us * 1e-6, rel=error)
 
@@ -178,13 +178,13 @@ def test_results_that_the_l2_holds_are_not_written_to_dram():
 
 def test_what_is_known_of_a_gpu_serves_others_with_its_die():
     known, other = load_target("v100-pcie-32gb"), load_target("v100-pcie-16gb")
-    work = gemm(4096, 4096, 1024, f32, bias=True)
+    work = gemm(4096, 4096, 1024, f32, epilogue=("bias",))
     own, same = (predict(work, t).time_s[0] for t in (known, other))
     assert same == pytest.approx(own, rel=0.01)  # they differ in memory alone
 
 
 def test_and_nobody_elses():
-    work, other = gemm(4096, 4096, 1024, f32, bias=True), load_target("a100-pcie-80gb")
+    work, other = gemm(4096, 4096, 1024, f32, epilogue=("bias",)), load_target("a100-pcie-80gb")
     with_kin = predict(work, other).time_s[0]
     alone = predict(work, other, model=without("sm_80")).time_s[0]
     assert 1.005 * alone < with_kin < 1.1 * alone

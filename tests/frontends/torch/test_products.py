@@ -43,7 +43,7 @@ def test_integers_sum_in_32_bits():
     big = torch.empty(4096, 4096, dtype=torch.int8, device="meta")
     (gemm,) = kernels(loaded(torch._int_mm, big, big))
     assert gemm.name == "k.gemm" and gemm.flops() == 2 * 4096**3
-    peak = gpuir.load_target("h100-sxm").peak("tensor", gemm.a.type.dtype)
+    peak = gpuir.load_target("h100-sxm").peak("tensor", gemm.factors[0].type.dtype)
     summary = gpuir.analyze(loaded(torch._int_mm, big, big), target="h100-sxm")
     assert summary.latency_s > 2 * 4096**3 / peak
 
@@ -64,7 +64,7 @@ def test_floats_of_8_bits_with_scales(scales: str, has_bias: bool):
     args = (a, b, *factors, *([] if bias is None else [bias]))
     agree(fn, *args)
     (gemm,) = kernels(loaded(fn, *args))  # the transpose is a view
-    assert gemm.name == "k.gemm" and gemm.acc == gpuir.ir.types.f32
+    assert gemm.name == "k.gemm" and gemm.anchor.results[0].type.dtype == gpuir.ir.types.f32
     assert 2 * 32 * 48 * 64 <= gemm.flops() <= 2 * 32 * 48 * 68
     assert gemm.result_types[0].dtype == gpuir.ir.types.bf16
 

@@ -146,7 +146,7 @@ def test_products_read_what_is_stored(
         if "model." in n.locs[0]
     ]
     products = [n.op for n in nodes if isinstance(n.op, k.Gemm)]
-    read = {(op.a.type.dtype.name, op.b.type.dtype.name) for op in products}
+    read = {tuple(v.type.dtype.name for v in op.factors) for op in products}
     assert read == {dtypes}
 
 

@@ -223,7 +223,7 @@ def test_an_unwrapped_weight_is_multiplied_as_it_is_stored(tmp_path: Path):
     g = gpuir.load(tmp_path / "m.pt2", strict=True)
     assert told(g) == told(gpuir.load(expected(Scheme(Weights(F8))), args=(X.to("meta"),)))
     (op,) = [n.op for n in gpuir.analyze(g, "h100-sxm").graph.nodes if isinstance(n.op, k.Gemm)]
-    assert (op.a.type.dtype.name, op.b.type.dtype.name) == ("bf16", "f8e4m3")
+    assert [v.type.dtype.name for v in op.factors] == ["bf16", "f8e4m3"]
 
 
 def empty(dtype: torch.dtype, *shape: int) -> torch.Tensor:
