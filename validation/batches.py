@@ -18,6 +18,7 @@ from typing import Any, cast
 
 import numpy as np
 
+from gpuir.cli.commands import Row
 from gpuir.files import read_json
 from gpuir.fit.columns import Floats, TableFile, count_of
 from gpuir.fit.score import ALL, Score, ScoredRows, Scores, row_errors
@@ -25,7 +26,7 @@ from gpuir.fit.tables import target_of
 from gpuir.ir.errors import GpuirError
 from gpuir.simulate.parallel import Parallel
 from gpuir.targets.profile import load_profile
-from validation.commands import Row, Simulation, config
+from validation.commands import Simulation, config
 
 WORDS = ("gpu", "engine", "model", "workload")
 NUMBERS = ("tp", "pp", "batch", "output_len", "prefill_ms", "decode_ms", "total_ms")

@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Any
 import click
 import numpy as np
 
-from gpuir.cli import options
+from gpuir.cli import commands, options
 from gpuir.cli.output import check_ahead, emit, layout, note, write
-from validation import commands
 
 if TYPE_CHECKING:
     from gpuir.backends.terminal import Layout, Page

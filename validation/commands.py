@@ -8,13 +8,11 @@ from __future__ import annotations
 import json
 import shlex
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from hashlib import sha256
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
-
-import click
+from typing import TYPE_CHECKING, Any, cast
 
 from gpuir.simulate.parallel import Parallel
 
@@ -22,25 +20,6 @@ if TYPE_CHECKING:
     from gpuir.ir.graph import Graph
     from gpuir.report.answer import Answer
     from gpuir.simulate.step import Step
-
-option = click.option(
-    "--commands", is_flag=True, help="Print what gives each number: a command line, or a call."
-)
-
-
-class Row(NamedTuple):
-    """A number that is scored, in its unit, and what gives it: a command line whose JSON has it at
-    `field`, or a call of Python. Without either `field` says why."""
-
-    number: float
-    unit: str
-    text: str
-    field: str = ""
-
-
-def report(rows: Iterable[Row]) -> str:
-    """A line each: the number as it is scored, and what gives it."""
-    return "".join(f"{r.number!r} {r.unit}  {r.text or f'no command: {r.field}'}\n" for r in rows)
 
 
 @dataclass(frozen=True)

@@ -87,8 +87,9 @@ def show(
 
 
 def _commands(path: str, output: str | None) -> None:
+    from gpuir.cli import commands
     from gpuir.cli.output import emit
-    from validation import batches, commands
+    from validation import batches
 
     if _kind(path) is not _batches:
         raise UsageError(

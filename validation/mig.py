@@ -17,14 +17,13 @@ from typing import TYPE_CHECKING, Any
 import click
 import numpy as np
 
-from gpuir.cli import options
+from gpuir.cli import commands, options
 from gpuir.cli.eval import show_scores
 from gpuir.cli.output import check_ahead, emit, note
 from gpuir.fit.columns import Floats
 from gpuir.fit.score import ALL, Score, ScoredRows, Scores, row_errors
 from gpuir.ir.errors import GpuirError, UsageError
 from gpuir.report.table import Column, Heading, Notes, Part, Report, Table
-from validation import commands
 
 if TYPE_CHECKING:
     from gpuir.simulate.sharing import Mode

@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 
+from gpuir.cli.commands import Row
 from gpuir.simulate.parallel import Parallel
 from gpuir.simulate.step import Step
 from gpuir.targets.cluster import Cluster, cluster_names, load_cluster
-from validation.commands import Row, Simulation
+from validation.commands import Simulation
 from validation.precisions import precision_of
 from validation.runs import EXAMPLES, LLM_FOUNDRY, MEGATRON_LM, MEGATRON_ON_FOUR, Run
 

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 import click
 import numpy as np
 
-from gpuir.cli import options
+from gpuir.cli import commands, options
 from gpuir.cli.output import check_ahead, emit, layout, note
-from validation import commands, runs
+from validation import runs
 from validation.ranks import is_fitted
 from validation.runs import Run
 

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from gpuir.cli import options
+from gpuir.cli import commands, options
+from gpuir.cli.commands import Row
 from gpuir.cli.output import check_ahead, emit, layout, note
-from validation import commands
-from validation.commands import Analysis, Asked, Row
+from validation.commands import Analysis, Asked
+from validation.commands import config as written
 
 if TYPE_CHECKING:
     from gpuir.cost.table import Predictor
@@ -141,7 +142,7 @@ def asked(program: Program, config: Mapping[str, Any]) -> Asked:
     """A config's model as it was measured."""
     from validation.models import load_options
 
-    return Asked(commands.config(config, program.model), load_options(program, config))
+    return Asked(written(config, program.model), load_options(program, config))
 
 
 def row_of(result: Result, config: Mapping[str, Any]) -> Row:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from time import perf_counter
@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from gpuir.cli import checkout, options
-from gpuir.cli.output import check_ahead, note, show
+from gpuir.cli import checkout, commands, options
+from gpuir.cli.output import check_ahead, emit, note, show
 from gpuir.cli.request import ask, option, request
 
 if TYPE_CHECKING:
     from gpuir.cost.learned import Model
-    from gpuir.fit.batch import MeasuredBatch
+    from gpuir.cost.work import Work
+    from gpuir.fit.batch import Flags, MeasuredBatch
     from gpuir.fit.score import Scores
     from gpuir.fit.tables import MeasuredTable
     from gpuir.report.table import Report
@@ -102,6 +103,7 @@ class Kernels:
         type=click.Choice(["device"]),
     )
     seed: int = option("Of what is drawn.", type=options.SEED, default=0)
+    commands: bool = option(commands.HELP)
     format: str = ask(options.formats())
     width: int | None = ask(options.width)
     output: str | None = ask(options.output)
@@ -118,13 +120,25 @@ def kernels(asked: Kernels) -> None:
     gpuir eval kernels gemm.parquet conv.parquet --json scores.json
     gpuir eval kernels gemm.parquet --calibrate 32 --seed 1
     gpuir eval kernels gemm.parquet --leave-one-out device
+    gpuir eval kernels softmax.csv --commands
     """
     from gpuir.backends.scores import scores_report
+    from gpuir.fit.tables import read_table
     from gpuir.ir.errors import UsageError
 
     if not asked.files:
         raise UsageError("no table is given", fix="gpuir eval kernels FILE...")
     _check_ahead(asked.files, asked.json_path)
+    if asked.commands:
+        if asked.calibrate or asked.leave_one_out:
+            raise UsageError(
+                "--commands prints calls with the weights and the targets that ship",
+                fix="leave out --calibrate and --leave-one-out",
+            )
+        paths = dict.fromkeys(asked.files)
+        read = (read_table(path, checkout.readers()) for path in paths)
+        rows = (row for table in read for batch in table.batches for row in commanded(batch))
+        return emit(commands.report(rows), asked.output)
     tables, errors = evaluate(asked)
     head = {"kind": "kernels", "predictor": _predictor(), "calibrated_rows": asked.calibrate}
     head |= {"left_out": asked.leave_one_out, "seed": asked.seed}
@@ -185,6 +199,59 @@ def evaluate(asked: Kernels) -> tuple[list[MeasuredTable], Scores]:
             batches = _calibrated(batches, asked.calibrate, asked.seed, models)
         errors = score(batches, asked.by, models)
     return tables, errors
+
+
+def commanded(batch: MeasuredBatch) -> Iterator[commands.Row]:
+    """What is predicted of each distinct shape, and the call that gives it: the kernels one after
+    another, as the clock of the measurement shows them."""
+    import numpy as np
+
+    from gpuir.fit.score import forecast
+
+    found = np.unique(batch.which)
+    some = replace(batch, works=tuple(w.take(found) for w in batch.works))
+    some = replace(some, which=np.arange(len(found)))
+    times = forecast(some).time_s.tolist()
+    alike = np.logical_and.reduce([_keeps_tile(w, batch.target) for w in some.works])
+    for i, time_s in enumerate(times):
+        if not alike[i]:
+            why = "its tile there is not legal, or no whole numbers: gpuir.kernel takes another"
+            yield commands.Row(time_s, "s", "", why)
+            continue
+        works = [w.each(lambda n, i=i: float(np.asarray(n)[i])) for w in some.works]
+        yield commands.Row(time_s, "s", *_call(works, batch))
+
+
+def _keeps_tile(work: Work, target: Target) -> Flags:
+    """Whether each of many kernels is predicted under the tile that `gpuir.kernel` has for it."""
+    import numpy as np
+
+    from gpuir.cost.batch import as_noted
+    from gpuir.cost.tile import choose, is_legal, predict
+
+    tiles = choose(work, target)
+    noted = predict(work, target, tiles=as_noted(work, tiles)).time_s
+    return is_legal(work, tiles, target) & np.isclose(
+        noted, predict(work, target).time_s, rtol=1e-9, atol=0.0
+    )
+
+
+def _call(works: Iterable[Work], batch: MeasuredBatch) -> tuple[str, str]:
+    """The call that gives a row's time; or nothing, and why."""
+    from gpuir.tune.calls import call_of, why_none
+
+    clock, parts = batch.clock, list[str]()
+    for work in works:
+        call = call_of(work, batch.target.name)
+        if not call:
+            return "", why_none(work)
+        time_s = f"{call}.time_s"
+        launch = batch.target.launch_s
+        parts.append(time_s if clock.launches else f"max({time_s} - {launch!r}, 0.0)")
+    total = " + ".join(parts)
+    if clock.floor_s or clock.lead_s:
+        total = f"max({float(clock.floor_s)!r}, {float(clock.lead_s)!r} + {total})"
+    return total, ""
 
 
 def _check_columns(table: MeasuredTable, by: Sequence[str]) -> None:

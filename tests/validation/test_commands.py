@@ -8,6 +8,7 @@ import json
 import random
 import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,9 @@ from click.testing import CliRunner
 
 pytest.importorskip("torch")
 
+from gpuir.cli.commands import Row
 from gpuir.cli.main import main
-from validation.commands import Row
+from gpuir.fit.tables import MeasuredTable
 
 SHARED = Path(__file__).parents[3] / "shared/data"
 
@@ -61,6 +63,117 @@ def drawn(path: Path, count: int, wanted: Callable[[dict[str, str]], bool]) -> l
     with path.open(newline="") as file:
         lines = [line for line in csv.DictReader(file) if wanted(line)]
     return random.Random(0).sample(lines, min(count, len(lines)))
+
+
+# ---- kernels -------------------------------------------------------------------------------------
+
+EXTENTS: dict[str, object] = {
+    **dict.fromkeys(("m", "n", "k"), 256),
+    "b": 4,
+    "batch": 8,
+    "channels": 64,
+    "size": 28,
+    "filters": 128,
+    "window": 3,
+    "stride": 2,
+    "groups": 1,
+    "heads": 16,
+    "kv_heads": 4,
+    "queries": 512,
+    "keys": 1024,
+    "head": 64,
+    "cells": 100_000,
+    "rows": 2048,
+    "cols": 1024,
+    "table": 10_000,
+    "bag": 4,
+    "picks": 16,
+    "tokens": 64,
+    "hidden": 1024,
+    "inter": 512,
+    "topk": 2,
+    "experts": 8,
+    "steps": 16,
+    "features": 128,
+}
+KERNEL: dict[str, object] = {"device": "a100", "op": "softmax", "dtype": "f16", "latency_us": 50}
+# Operators whose kernels gpuir.kernel has no kind for: single cells of each row, a product with a
+# scale, products in a loop.
+UNSAID = {"gather", "dequantise", "lstm", "gru", "rnn"}
+
+
+def timed(table: MeasuredTable, count: int | None = None) -> list[tuple[str, Row]]:
+    """Rows of a table of kernels with their operators; of each batch so many, drawn."""
+    import numpy as np
+
+    from gpuir.cli.eval import commanded
+
+    found: list[tuple[str, Row]] = []
+    rng = random.Random(0)
+    for batch in table.batches:
+        few = range(len(batch)) if count is None else rng.sample(range(len(batch)), count)
+        found += [(batch.op, row) for row in commanded(batch.take(np.array(few)).alone())]
+    return found
+
+
+def test_kernels(tmp_path: Path):
+    from gpuir.fit.benchmarks import BENCHMARKS
+    from gpuir.fit.tables import read_table
+
+    lines: list[dict[str, object]] = []
+    for op, benchmark in BENCHMARKS.items():
+        sizes = {c: EXTENTS[c] for c in benchmark.columns}
+        lines += [KERNEL | {"op": op, "dtype": dtype} | sizes for dtype in benchmark.dtypes]
+    depthwise = {"op": "conv", "channels": 32, "filters": 32, "groups": 32, "device": "h100"}
+    lines.append(KERNEL | EXTENTS | depthwise)
+    found = timed(read_table(written(tmp_path / "kernels.csv", lines)))
+    assert len(found) == len(lines)
+    assert {op for op, row in found if not row.text} == UNSAID
+    assert all(row.field for _, row in found if not row.text)
+    check(row for _, row in found if row.text)
+
+
+def test_kernels_by_clock(tmp_path: Path):
+    """A floor, a lead, and kernels without their launches stand in the call."""
+    import numpy as np
+
+    from gpuir.cli.eval import commanded
+    from gpuir.fit.batch import Clock
+    from gpuir.fit.tables import read_table
+
+    path = written(tmp_path / "k.csv", [KERNEL | {"rows": 64, "cols": 128}])
+    (batch,) = read_table(path).batches
+    for clock in (Clock(1e-3, 1e-6), Clock(1e-9, 7e-6), Clock(launches=False)):
+        (row,) = commanded(replace(batch, clock=clock, which=np.array([0])))
+        check([row])
+
+
+def test_kernels_command(tmp_path: Path):
+    path = str(written(tmp_path / "k.csv", [KERNEL | {"rows": 64, "cols": 128}]))
+    result = CliRunner().invoke(main, ["eval", "kernels", path, "--commands"])
+    number, _, call = result.stdout.strip().split(maxsplit=2)
+    check([Row(float(number), "s", call)])
+    result = CliRunner().invoke(main, ["eval", "kernels", path, "--commands", "--calibrate", "1"])
+    assert result.exit_code and "--calibrate" in result.output
+
+
+@pytest.mark.parametrize(
+    "name", ["attention_decode", "mla", "mla_bmm", "mlp_ops", "quantize", "gemm", "moe"]
+)
+def test_measured_kernels(name: str):
+    pytest.importorskip("pyarrow")
+    from validation.readers import read_table
+
+    path = SHARED / f"kernels/{name}.parquet"
+    if not path.exists():
+        pytest.skip(f"no measurements at {path}")
+    found = timed(read_table(path), 2)
+    # These were measured again and again, which a user's kernel is not.
+    assert any(row.text for _, row in found) == (name not in ("gemm", "moe"))
+    for _, row in found:
+        assert row.text or row.field
+        if row.text:
+            check([row])
 
 
 # ---- training -----------------------------------------------------------------------------------
