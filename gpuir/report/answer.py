@@ -257,8 +257,10 @@ class Answer:
         if self.details is None:
             raise UsageError(
                 "this answer has numbers alone",
-                found=f"{self!r}, a point of a sweep or a search",
-                fix="gpuir.analyze(model, target) gives one with its graph and kernels",
+                found=f"{self!r}, {'a step of many ranks' if self.over else 'one of many points'}",
+                fix="answer.step.parts has the graphs that ranks run"
+                if self.over
+                else "gpuir.analyze(model, target) gives one with its graph and kernels",
             )
         return self.details
 

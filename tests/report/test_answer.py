@@ -33,3 +33,15 @@ def test_the_numbers_are_those_of_the_whole():
     assert whole.numbers == whole and whole.numbers.row() == whole.row()
     with pytest.raises(UsageError, match="numbers alone"):
         _ = whole.numbers.kernels
+
+
+def test_a_step_of_many_ranks_says_where_its_graphs_are():
+    text = "graph @m { in %x: f16[8, 64] param %w: f16[64, 64] %y: f16[8, 64] = t.matmul(%x, %w) "
+    graph = parse(text + 'at "m:y" out %y }')
+    found = gpuir.simulate_ranks(graph, "dgx-a100", gpuir.Parallel(tp=2))
+    assert found.latency_s == found.step.time_s > 0 and found.cluster == "dgx-a100"
+    with pytest.raises(UsageError, match="numbers alone") as e:
+        _ = found.graph
+    assert "answer.step.parts" in e.value.fix and found.step.parts[0].runs[0].graph
+    with pytest.raises(UsageError, match="of one device"):
+        _ = gpuir.analyze(parse(VIEW), "a100", profile="eager").step
