@@ -38,7 +38,7 @@ def test_the_numbers_are_those_of_the_whole():
 def test_a_step_of_many_ranks_says_where_its_graphs_are():
     text = "graph @m { in %x: f16[8, 64] param %w: f16[64, 64] %y: f16[8, 64] = t.matmul(%x, %w) "
     graph = parse(text + 'at "m:y" out %y }')
-    found = gpuir.simulate_ranks(graph, "dgx-a100", gpuir.Parallel(tp=2))
+    found = gpuir.simulate_ranks(graph, "dgx-a100", gpuir.Parallel(dp=2))
     assert found.latency_s == found.step.time_s > 0 and found.cluster == "dgx-a100"
     with pytest.raises(UsageError, match="numbers alone") as e:
         _ = found.graph
