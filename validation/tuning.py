@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 import click
 import numpy as np
 
-from gpuir.cli import options
+from gpuir.cli import commands, options
 from gpuir.cli.output import check_ahead, emit, layout, note, write
 from gpuir.cost import generated
 from gpuir.cost.generated import Fitted
+from gpuir.cost.nest import Tiles
+from gpuir.cost.sheet import Number
+from gpuir.cost.work import Work
 from gpuir.fit.columns import Floats
-from validation.tuned import Problem, Skipped, read
+from gpuir.ir.errors import UsageError
+from gpuir.tune.calls import call_of, tiles_call
+from validation.tuned import SIZES, SWEPT, Problem, Skipped, read
 
 NEAR = 1.05  # of the best time: as good as it, for a tuner
 BEST = 0.1  # share of a space that winners are looked for in
@@ -239,6 +245,49 @@ def totals(sweeps: Sequence[Swept], winners: Sequence[Won]) -> dict[str, float |
     }
 
 
+# ---- what a user types ------------------------------------------------------------------------
+
+
+def commanded(p: Problem) -> Iterator[commands.Row]:
+    """The time of each configuration of a sweep, and of each one that won, with its call. A rank
+    compares the latter with a whole space."""
+    if p.time_s is not None:
+        time_s, legal = predicted(p, slice(None))
+        for i, seconds in enumerate(np.broadcast_to(time_s, (p.count,)).tolist()):
+            tiles = p.tiles.each(lambda n, i=i: np.asarray(n)[i] if np.ndim(n) else n)
+            yield commands.Row(seconds, "s", *_call(p, p.works, tiles, bool(legal[i])))
+        return
+    for begin in range(0, len(p.winners), ROWS):
+        time_s, legal = predicted(p, slice(begin, begin + ROWS))
+        for i, winner in enumerate(p.winners[begin : begin + ROWS].tolist()):
+            own = partial(_at, row=begin + i, column=winner)
+            call = _call(p, [w.each(own) for w in p.works], p.tiles.each(own), legal[i, winner])
+            yield commands.Row(float(time_s[i, winner]), "s", *call)
+
+
+def _at(n: Number, row: int, column: int) -> Number:
+    """A number of one problem and one configuration."""
+    if not np.ndim(n):
+        return n
+    rows, columns = np.shape(n)
+    return float(np.asarray(n)[row if rows > 1 else 0, column if columns > 1 else 0])
+
+
+def _call(p: Problem, works: Sequence[Work], tiles: Tiles, legal: bool) -> tuple[str, str]:
+    """The call that gives the time of a configuration; or nothing, and why."""
+    if not legal:
+        return "", "gpuir.predict says that the configuration is not legal"
+    if p.kernel in SWEPT:
+        name = SWEPT[p.kernel]
+        kernels = [f"gpuir.tune.published.TEMPLATES[{name!r}].kernel({dict(SIZES[name])!r})"]
+    else:
+        kernels = [call_of(w) for w in works]
+    if not all(kernels):
+        return "", f"gpuir.kernel has no kernel of {p.sort}"
+    end = f"{tiles_call(tiles)}, {p.target.name!r}).time_s[0]"
+    return " + ".join(f"gpuir.predict({k}, {end}" for k in kernels), ""
+
+
 # ---- the command ------------------------------------------------------------------------------
 
 
@@ -247,8 +296,9 @@ def totals(sweeps: Sequence[Swept], winners: Sequence[Won]) -> dict[str, float |
 @click.option("--unseen", type=click.Choice(("gpu", "kernel")), help="Fit again without each GPU, "
               "or each kernel, and score that (needs torch).")  # fmt: skip
 @click.option("--json", "json_path", type=click.Path(), help="Totals and rows, to a file.")
+@commands.option
 @options.width
-def tuning(files: tuple[str, ...], unseen: str | None, json_path: str | None, width: int) -> None:
+def tuning(files: tuple[str, ...], unseen: str | None, json_path: str | None, **given: Any) -> None:
     """Rank the configurations of tuned kernels, and say what the ranking costs.
 
     FILES are sweeps (every configuration with its time) and tables of winners.
@@ -256,13 +306,17 @@ def tuning(files: tuple[str, ...], unseen: str | None, json_path: str | None, wi
     if json_path:
         check_ahead(json_path)
     problems, skipped = read(files)
+    if given["commands"]:
+        if unseen:
+            raise UsageError("--commands prints calls with the fit that ships", fix="no --unseen")
+        return emit(commands.report(row for p in problems for row in commanded(p)))
     chosen: Callable[[Problem], Fitted | None] = lambda p: None  # noqa: E731
     if unseen:
         from validation.tuned_fit import without
 
         chosen = without(problems, unseen, note)
     sweeps, winners = score(problems, chosen)
-    emit(report(sweeps, winners, skipped, layout(width)))
+    emit(report(sweeps, winners, skipped, layout(given["width"])))
     if json_path:
         rows = [asdict(s) for s in (*sweeps, *winners)]
         found = {"predictor": generated.BY, "unseen": unseen, "totals": totals(sweeps, winners)}

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from gpuir.cost.lanes import OWN_LANE_OPS, lane_ops
+from gpuir.cost.nest import PARTS, PLAIN, Tiles
 from gpuir.cost.routing import Routed
 from gpuir.cost.sheet import Number
 from gpuir.cost.steps import Steps
@@ -25,7 +26,7 @@ SAME = 1e-12  # relative: the order of a sum or two
 SKEWS = (0.0, 1.01, 1.2)  # of popularity, as mixtures of experts are measured
 
 
-def call_of(work: Work, target: str) -> str:
+def call_of(work: Work, target: str = "") -> str:
     """`gpuir.kernel(...)`, whose work is equal to this one of one kernel; empty where none is."""
     for name, given in _candidates(work):
         given = {n: _plain(value) for n, value in given.items()}
@@ -34,10 +35,22 @@ def call_of(work: Work, target: str) -> str:
         except (GpuirError, ZeroDivisionError):
             continue
         if is_same(found, work):
-            words = {**given, "target": target}
+            words = {**given, "target": target} if target else given
             text = ", ".join(f"{n}={value!r}" for n, value in words.items())
             return f"gpuir.kernel({name!r}, {text})"
     return ""
+
+
+def tiles_call(tiles: Tiles) -> str:
+    """`gpuir.Tiles(...)` of one tile, without what it is where nothing is said."""
+    usual = Tiles({})
+    given = {name: _plain(float(getattr(tiles, name))) for name in PLAIN}
+    words: dict[str, Any] = {n: value for n, value in given.items() if value != getattr(usual, n)}
+    for part in PARTS:
+        words[part] = {of: _plain(float(n)) for of, n in getattr(tiles, part).items()}
+    dims = {d: _plain(float(n)) for d, n in tiles.dims.items()}
+    said = (f"{name}={value!r}" for name, value in words.items() if value != {})
+    return f"gpuir.Tiles({', '.join((repr(dims), *said))})"
 
 
 def why_none(work: Work) -> str:

@@ -9,6 +9,7 @@ import random
 import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,8 @@ def given_by(row: Row) -> float:
     """The number that a row's command line prints, or that its call returns."""
     if not row.text.startswith("gpuir "):
         import gpuir
+
+        import_module("gpuir.tune.published")  # where calls of tuned kernels begin
 
         return float(eval(row.text, {"gpuir": gpuir}))
     _, *args = shlex.split(row.text)
@@ -174,6 +177,76 @@ def test_measured_kernels(name: str):
         assert row.text or row.field
         if row.text:
             check([row])
+
+
+# ---- tuning --------------------------------------------------------------------------------------
+
+SWEPT: dict[str, object] = {"kernel": "gemm", "gpu": "a100-pcie-40gb", "status": "ok"}
+WINNER: dict[str, object] = {
+    "kernel": "w8a8_block_gemm",
+    "gpu": "h100-sxm5-80gb",
+    "dtype": "fp8_w8a8",
+    "space": "s",
+    "in_space": 1,
+    "block_n": 128,
+    "m": 64,
+    "n": 512,
+    "k": 1024,
+    "experts": "",
+    "topk": "",
+    "BLOCK_SIZE_M": 64,
+    "BLOCK_SIZE_N": 64,
+    "BLOCK_SIZE_K": 128,
+    "GROUP_SIZE_M": 8,
+    "num_warps": 4,
+    "num_stages": 2,
+}
+SPACE: dict[str, list[int]] = {
+    "BLOCK_SIZE_M": [16, 64],
+    "BLOCK_SIZE_N": [64, 128],
+    "BLOCK_SIZE_K": [128],
+    "GROUP_SIZE_M": [1, 8],
+    "num_warps": [4, 8],
+    "num_stages": [2, 3],
+}
+
+
+def tuned(path: Path, most: int = 9) -> list[Row]:
+    from validation.tuned import read
+    from validation.tuning import commanded
+
+    problems, _ = read([str(path)])
+    some = random.Random(0).sample(problems, min(most, len(problems)))
+    return [row for p in some for row in commanded(p)]
+
+
+def test_tuning(tmp_path: Path):
+    from gpuir.tune.published import TEMPLATES
+
+    small = {n: v[0] for n, v in TEMPLATES["clblast.xgemm"].parameters.items()}
+    sizes = {"MWG": 64, "NWG": 64, "KWG": 32, "MDIMC": 16, "NDIMC": 16, "MDIMA": 16, "NDIMB": 16}
+    lines = [SWEPT | small | sizes | {"VWM": n, "KWI": 2, "median_ms": 4} for n in (1, 2, 4)]
+    found = tuned(written(tmp_path / "sweep.csv", [*lines, lines[0] | {"MWG": 100}]))
+    assert [bool(row.text) for row in found] == [True, True, True, False]
+    check(found[:3])
+
+
+def test_winners(tmp_path: Path):
+    (tmp_path / "space_triton.json").write_text(json.dumps({"s": SPACE}))
+    moe = {"kernel": "fused_moe", "experts": 8, "topk": 2, "block_n": "", "dtype": "int8_w8a16"}
+    found = tuned(written(tmp_path / "won.csv", [WINNER, WINNER | {"m": 7}, WINNER | moe]))
+    assert sorted(row.text.count("gpuir.predict") for row in found) == [1, 1, 2]
+    check(found)
+
+
+@pytest.mark.parametrize("name", ["sweeps_gemm", "sweeps_dedispersion", "best_triton"])
+def test_measured_tuning(name: str):
+    pytest.importorskip("pyarrow")
+    path = SHARED / f"tuning/{name}.parquet"
+    if not path.exists():
+        pytest.skip(f"no measurements at {path}")
+    found = [row for row in tuned(path) if row.text]
+    check(random.Random(0).sample(found, 40))
 
 
 # ---- training -----------------------------------------------------------------------------------
