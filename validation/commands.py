@@ -40,8 +40,7 @@ class Asked:
     def line(self, command: str, given: Mapping[str, Any]) -> str:
         """The command line that asks the same; `given` are its other options."""
         tf32 = {} if self.tf32 is None else {"tf32" if self.tf32 else "no-tf32": True}
-        words = _words({**given, **self.options, "profile": self.profile, **tf32})
-        return shlex.join(("gpuir", command, self.model, *words))
+        return line(command, self.model, {**given, **self.options, "profile": self.profile, **tf32})
 
 
 @dataclass(frozen=True)
@@ -88,6 +87,11 @@ class Simulation(Asked):
         return self.line("simulate", {"cluster": self.cluster, **layout})
 
 
+def line(command: str, of: str, options: Mapping[str, Any]) -> str:
+    """The line of a command with its argument and its options."""
+    return shlex.join(("gpuir", command, of, *_words(options)))
+
+
 def _words(options: Mapping[str, Any]) -> Iterator[str]:
     """`--option value ...`: what is None, False or empty is left out, True is a flag, and a mapping
     `NAME=VALUE,...`."""
@@ -106,13 +110,18 @@ def _words(options: Mapping[str, Any]) -> Iterator[str]:
 
 def config(of: Mapping[str, Any], name: str) -> str:
     """A model by its config, which is written to a file that stays: `hf:FOLDER`."""
+    return f"hf:{kept(of, name, 'config.json').parent}"
+
+
+def kept(of: Mapping[str, Any], name: str, file: str) -> Path:
+    """A file of JSON that stays, in a folder of its own: of equal contents there is one."""
     text = json.dumps(dict(of), indent=1, sort_keys=True)
     plain = "".join(c if c.isalnum() or c in "-._" else "-" for c in name)
     called = f"{plain}-{sha256(text.encode()).hexdigest()[:12]}"
     folder = Path(tempfile.gettempdir()) / "gpuir-eval" / called
-    if not (folder / "config.json").exists():
+    if not (folder / file).exists():
         folder.mkdir(parents=True, exist_ok=True)
-        part = folder / f"config.{id(of)}.part"
+        part = folder / f"{file}.{id(of)}.part"
         part.write_text(text)
-        part.replace(folder / "config.json")
-    return f"hf:{folder}"
+        part.replace(folder / file)
+    return folder / file

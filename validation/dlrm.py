@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 from pathlib import Path
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 import numpy as np
 
-from gpuir.cli import options
+from gpuir.cli import commands, options
 from gpuir.cli.output import check_ahead, emit, layout, note
 
 if TYPE_CHECKING:
@@ -265,6 +265,19 @@ def models_of(path: str, models: str | None) -> Path:
     return found
 
 
+ALONE = "an iteration in parts that begin on an idle device: validation/dlrm.py alone has them"
+
+
+def rows(table: Table | Steps) -> Iterator[commands.Row]:
+    """What gives each number, where a command does."""
+    if isinstance(table, Steps):
+        for f in table.forecasts:
+            yield from f.rows
+        return
+    for r in table.results:
+        yield commands.Row(r.time_s, "s", "", ALONE)
+
+
 # ---- scoring -----------------------------------------------------------------------------------
 
 
@@ -493,6 +506,7 @@ def _signed(percent: float) -> str:
     "--models", type=click.Path(), help=f"Models of sharded steps.  [{MODELS_FILE} beside them]"
 )
 @click.option("--json", "json_path", type=click.Path(), help="Write the scores here as JSON.")
+@commands.option
 @options.width
 @options.output
 def dlrm(files: tuple[str, ...], **given: Any) -> None:
@@ -518,6 +532,8 @@ def dlrm(files: tuple[str, ...], **given: Any) -> None:
         else:
             read(path)
     tables = evaluate(dict.fromkeys(files), given["models"])
+    if given["commands"]:
+        return emit(commands.report(row for t in tables for row in rows(t)), given["output"])
     if given["json_path"]:
         emit(json_text(tables), given["json_path"])
     if given["json_path"] != "-":

@@ -27,16 +27,18 @@ from math import inf
 from pathlib import Path
 from typing import Any, cast
 
+from gpuir.cli.commands import Row
 from gpuir.files import read_json
 from gpuir.fit.columns import TableFile, count_of
 from gpuir.fit.tables import target_of
-from gpuir.ir.errors import UsageError
+from gpuir.ir.errors import GpuirError, UsageError
 from gpuir.ir.types import f16, f32
 from gpuir.ops.spread import Spread
 from gpuir.plan.exchange import collective_of
 from gpuir.plan.sharding import Plan, Setting, greedily, options, shard
 from gpuir.plan.tables import EmbeddingTable
 from gpuir.targets.cluster import Cluster, load_cluster
+from validation import commands
 
 COLUMNS = ("model", "gpu", "gpus", "gpus_per_node", "dtype", "global_batch", "step_time_s")
 DTYPES = {"amp fp16": "f16", "tf32": "tf32", "fp32": "f32", "not stated": "f32"}
@@ -61,14 +63,19 @@ class Run:
 
 @dataclass(frozen=True)
 class Forecast:
-    """A run, and what is predicted of it by part."""
+    """A run, and what is predicted of it by part; what gives the parts, where a command does."""
 
     run: Run
     parts: Mapping[str, float]
+    given: tuple[Row, ...] = ()
 
     @property
     def time_s(self) -> float:
         return sum(self.parts.values())
+
+    @property
+    def rows(self) -> tuple[Row, ...]:
+        return Row(self.time_s, "s", "", "a sum of parts, which follow"), *self.given
 
     @property
     def error(self) -> float:
@@ -142,7 +149,7 @@ def read_models(path: str | Path) -> dict[str, dict[str, Any]]:
 
 def forecast(runs: Iterable[Run], models: Mapping[str, Mapping[str, Any]]) -> Iterator[Forecast]:
     for run in runs:
-        yield Forecast(run, parts(run, models[_name(run.model)]))
+        yield predicted(run, models[_name(run.model)])
 
 
 def machine(run: Run) -> Cluster:
@@ -156,8 +163,8 @@ def machine(run: Run) -> Cluster:
     return replace(one, name=f"{run.gpus} of a node", domain=replace(one.domain, joins=run.gpus))
 
 
-def parts(run: Run, model: Mapping[str, Any]) -> dict[str, float]:
-    """Seconds of a step by part."""
+def predicted(run: Run, model: Mapping[str, Any]) -> Forecast:
+    """A step by part."""
     cluster = machine(run)
     collective = collective_of(cluster)
     is_dlrm = run.model.startswith("dlrm")
@@ -171,7 +178,9 @@ def parts(run: Run, model: Mapping[str, Any]) -> dict[str, float]:
         "sgd" if is_dlrm else "adagrad",
         ("table",) if is_dlrm else ("table", "column"),
     )
-    found = dict(placed(tables, setting, is_dlrm).parts)
+    plan = placed(tables, setting, is_dlrm)
+    found = dict(plan.parts)
+    given = [Row(plan.time_s, "s of its tables", *_placing(run, tables, setting, cluster))]
     local = run.batch // run.gpus
     shape, pairs = shape_of(model, tables, is_dlrm)
     if is_dlrm and run.gpus > 1:
@@ -180,9 +189,49 @@ def parts(run: Run, model: Mapping[str, Any]) -> dict[str, float]:
         found["bottom perceptron"] = max(alone_s - found["lookups"] - found["updates"], 0.0)
     dense_s, gradient_bytes = dense(shape, pairs, local, run.dtype, run.target)
     found["dense"] = dense_s
+    apart = sum(found[name] for name in ("dense", "bottom perceptron") if name in found)
+    given.append(Row(apart, "s of its dense layers", "", "validation/sharded.py alone has them"))
     if run.gpus > 1:
         found["dense all-reduce"] = collective("all_reduce", gradient_bytes)
-    return found
+        call = f"gpuir.collective('all_reduce', {gradient_bytes!r}, {cluster.name!r}, dtype='f32')"
+        said = (f"{call}.time_s", "") if _is_named(cluster) else ("", NAMELESS)
+        given.append(Row(found["dense all-reduce"], "s of its all-reduce", *said))
+    return Forecast(run, found, tuple(given))
+
+
+NAMELESS = "no cluster is called like these GPUs of a node"
+
+
+def _is_named(cluster: Cluster) -> bool:
+    try:
+        return load_cluster(cluster.name) == cluster
+    except GpuirError:
+        return False
+
+
+def _placing(
+    run: Run, tables: Sequence[EmbeddingTable], setting: Setting, cluster: Cluster
+) -> tuple[str, str]:
+    """The command that places the tables of a run, and the field of its time; or why none does."""
+    if not _is_named(cluster):
+        return "", NAMELESS
+    if run.model.startswith("dlrm") and run.gpus > 1:
+        return "", "tables lie on all GPUs but the first"
+    facts = ("name", "rows", "width", "lookups", "features")
+    lines = [
+        {n: getattr(t, n) for n in facts} | {"dtype": t.dtype.name, "indices": str(t.spread)}
+        for t in tables
+    ]
+    options = {
+        "cluster": cluster.name,
+        "batch": run.batch,
+        "optimizer": setting.optimizer,
+        "cut": ",".join(setting.ways),
+        "memory": MEMORY,
+        "seconds": "0",
+    }
+    path = commands.kept({"tables": lines}, run.model, "tables.json")
+    return commands.line("shard", str(path), options), "time_s"
 
 
 def placed(tables: Sequence[EmbeddingTable], setting: Setting, is_dlrm: bool) -> Plan:

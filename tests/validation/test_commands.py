@@ -249,6 +249,77 @@ def test_measured_tuning(name: str):
     check(random.Random(0).sample(found, 40))
 
 
+# ---- recommenders --------------------------------------------------------------------------------
+
+STEP: dict[str, object] = {
+    "id": "a",
+    "model": "dlrm-mine",
+    "gpu": "A100-SXM4-80GB",
+    "gpus": 1,
+    "gpus_per_node": 8,
+    "dtype": "tf32",
+    "placement": "",
+    "global_batch": 4096,
+    "step_time_s": 0.002,
+}
+TABLE: dict[str, object] = {
+    "count": 2,
+    "features_per_table": 1,
+    "lookups_per_feature": [1, 10],
+    "rows": 1000,
+    "width": 16,
+}
+PERCEPTRONS: dict[str, object] = {
+    "numerical_features": 13,
+    "bottom_mlp": [32, 16],
+    "top_mlp": [64, 1],
+    "mlp_sizes": [64, 1],
+    "interact_stride": None,
+}
+
+
+def stepped(path: Path) -> list[Row]:
+    from validation import dlrm
+
+    return [row for t in dlrm.evaluate([str(path)]) for row in dlrm.rows(t)]
+
+
+def test_sharded_steps(tmp_path: Path):
+    model = {"tables": [TABLE, TABLE | {"rows": 500_000}], **PERCEPTRONS}
+    text = json.dumps({"mine": model, "synthetic-mine": model})
+    (tmp_path / "embedding_models.json").write_text(text)
+    many = {"gpus": 8, "model": "synthetic-mine"}
+    lines = [STEP, STEP | many, STEP | many | {"gpus": 16}, STEP | {"gpus": 8}]
+    lines.append(STEP | many | {"gpu": "V100-SXM2-32GB", "gpus": 16})
+    found = stepped(written(tmp_path / "steps.csv", lines))
+    assert len(found) == 3 + 4 * 4
+    # 16 V100 are no cluster with a name; DLRM on many GPUs is placed another way.
+    assert sum(row.field == "time_s" for row in found) == 3
+    assert sum("gpuir.collective" in row.text for row in found) == 3
+    check(row for row in found if row.text)
+
+
+def test_iterations_have_no_command():
+    from validation import dlrm
+
+    case = dlrm.Case("a", "a", "DLRM_x", 1, 1.0, 0.5, 10, 5)
+    (row,) = dlrm.rows(dlrm.Table("t", (dlrm.Result(case, 1.0, 0.5, None, 1),), {}))
+    assert not row.text and "validation" in row.field
+
+
+@pytest.mark.slow
+def test_measured_sharded_steps(tmp_path: Path):
+    path = SHARED / "training/embedding_sharding.csv"
+
+    def is_small(line: dict[str, str]) -> bool:
+        return line["model"] in ("synthetic-tiny", "synthetic-medium", "dlrm-criteo-t3")
+
+    found = written(tmp_path / "steps.csv", drawn(path, 3, is_small))
+    models = (path.parent / "embedding_models.json").read_bytes()
+    (tmp_path / "embedding_models.json").write_bytes(models)
+    check(row for row in stepped(found) if row.text)
+
+
 # ---- training -----------------------------------------------------------------------------------
 
 SMALL: dict[str, object] = {
