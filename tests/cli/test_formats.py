@@ -44,7 +44,7 @@ COMMANDS = {  # and a field that tells its rows apart
     ("advise", ENCODER, *SHORT, "--only", "stack,batch"): "change",
     DIFF: "layer",
     ("simulate", ENCODER, *SHORT[:2], "--cluster", MIXED, "--dp", "2", "--tp", "2"): "gpu",
-    ("plan", ENCODER, *SHORT[:2], "--cluster", "2xl40s", "--tp", "1,2", "--train"): "tp",
+    ("plan", ENCODER, *SHORT[:2], "--cluster", "2xl40s", "--tp", "1,2"): "tp",
     ("shard", "tables.csv", "--cluster", "2xl40s", "--seconds", "0"): "name",
     ("explain", ENCODER, *SHORT, "--profile", "ort", "--fusions"): "path",
     ("eval", "kernels", SAMPLE): "op",
