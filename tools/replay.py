@@ -9,7 +9,7 @@ sweeps and searches. `run` writes what each command prints as JSON, every kernel
 FILE is a zip with an entry for each command. `compare` lists the numbers that differ by more than
 1e-12 of themselves, and the words that differ. `against` runs the series on a revision of the
 repository and on the checkout, and compares. The exit status is 1 if anything differs; that of
-`against` is 0 if the message of the last commit has a line `Replay: what changes, and why`.
+`against` is 0 if the message of a commit since has a line `Replay: what changes, and why`.
 
 The whole series takes about five minutes of CPU, `--quick` half a minute.
 """
@@ -283,11 +283,11 @@ def against(revision: str, quick: bool, only: str, jobs: int) -> int:
         return compare(old, new)
 
 
-def said() -> str:
-    """What the last commit says that it changes."""
-    words = ["git", "log", "-1", "--format=%B"]
+def said(since: str) -> str:
+    """What the commits since a revision say that they change."""
+    words = ["git", "log", f"{since}..HEAD", "--format=%B"]
     body = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    return next((line for line in body.splitlines() if line.startswith("Replay:")), "")
+    return "\n".join(line for line in body.splitlines() if line.startswith("Replay:"))
 
 
 def main() -> None:
@@ -311,7 +311,7 @@ def main() -> None:
     if given.command == "compare":
         sys.exit(bool(compare(given.old, given.new)))
     found = against(given.revision, given.quick, given.only, given.jobs)
-    print(why := said() if found else "")
+    print(why := said(given.revision) if found else "")
     sys.exit(bool(found and not why))
 
 
