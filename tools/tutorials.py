@@ -17,7 +17,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -39,8 +39,10 @@ class Ran:
     output: str
 
 
-def run(page: Path, folder: Path) -> Iterator[Ran]:
-    """Every block of a page, in `folder`. AssertionError where one fails."""
+def run(
+    page: Path, folder: Path, change: Callable[[str], str] = lambda code: code
+) -> Iterator[Ran]:
+    """Every block of a page, changed, in `folder`. AssertionError where one fails."""
     folder.mkdir(exist_ok=True)
     if not (folder / "examples").exists():
         shutil.copytree(ROOT / "examples", folder / "examples")
@@ -49,6 +51,7 @@ def run(page: Path, folder: Path) -> Iterator[Ran]:
     program, before = "", ""
     for block in BLOCK.finditer(page.read_text()):
         language, code, lines, _ = block.groups()
+        code = change(code)
         if language == "sh":
             command, text = ["bash", "-euo", "pipefail", "-c", code], None
         else:
