@@ -493,7 +493,7 @@ def _base_of(raw: Raw, where: str) -> Cluster:
     return cluster_of(raw, where)
 
 
-_KIND = SpecKind("cluster", "dgx-h100", ("clusters",), _find, _base_of)
+_KIND = SpecKind("cluster", "dgx-h100", ("clusters",), _base_of, _find)
 
 
 # ---- nodes that a number and a GPU describe -----------------------------------------------------

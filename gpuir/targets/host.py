@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Annotated, cast
 
@@ -13,13 +12,9 @@ from gpuir.targets.spec import (
     SpecKind,
     check_name,
     check_notes,
-    is_path,
-    on_base,
     paths_to_text,
     quoted,
-    read_spec,
     record,
-    unknown,
 )
 from gpuir.targets.target import Quantity, Sourced, Table
 
@@ -53,8 +48,7 @@ class HostMachine(Sourced):
 def load_host(name: str | Path) -> HostMachine:
     """The host of a built-in name or of a `.toml` path. TargetError when nothing has that name or
     the file is wrong."""
-    path = _find(str(name))
-    return _shipped(path) if _KIND.is_shipped(path) else _read(path)
+    return cast(HostMachine, _KIND.load(str(name)))
 
 
 def dump_host(host: HostMachine) -> str:
@@ -72,23 +66,6 @@ def host_names() -> tuple[str, ...]:
     return tuple(_KIND.shipped)
 
 
-def _find(name: str) -> Path:
-    if is_path(name):
-        return Path(name)
-    if name not in _KIND.shipped:
-        raise unknown("host", name, host_names())
-    return _KIND.shipped[name]
-
-
-@cache
-def _shipped(path: Path) -> HostMachine:
-    return _read(path)
-
-
-def _read(path: Path) -> HostMachine:
-    return _host_of(on_base(read_spec(path), path, _KIND), str(path))
-
-
 def _host_of(raw: Raw, where: str) -> HostMachine:
     sources = paths_to_text(raw, "sources", where)
     host = cast(HostMachine, record(HostMachine, {**raw, "sources": Table(sources)}, "", where))
@@ -97,4 +74,4 @@ def _host_of(raw: Raw, where: str) -> HostMachine:
     return host
 
 
-_KIND = SpecKind("host", REFERENCE, ("hosts",), _find, _host_of)
+_KIND = SpecKind("host", REFERENCE, ("hosts",), _host_of)

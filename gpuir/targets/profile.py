@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
-from functools import cache
 from math import exp, hypot, log
 from os import PathLike, fspath
 from pathlib import Path
@@ -21,7 +20,6 @@ from gpuir.targets.spec import (
     check_name,
     check_notes,
     is_path,
-    on_base,
     paths_to_text,
     plugin_path,
     read_spec,
@@ -225,8 +223,7 @@ def load_profile(name: str | Path, target: Target | None = None) -> Profile:
     reference, on the one that `target` is usually in. TargetError when nothing has that name or the
     file is wrong, or where the machine that its numbers are of is not known."""
     plain, rule, products, host = _divided(str(name))
-    path = _find(plain or "ideal")
-    profile = _shipped(path) if _KIND.is_shipped(path) else _read(path)
+    profile = cast(Profile, _KIND.load(plain or "ideal"))
     if rule and rule not in TF32:
         raise UsageError(f"no tf32 rule {rule!r}", fix=f"one of {', '.join(TF32)}")
     if products and products not in NARROW:
@@ -401,15 +398,6 @@ def _find(name: str) -> Path:
     raise unknown("profile", name, profile_names())
 
 
-@cache
-def _shipped(path: Path) -> Profile:
-    return _read(path)
-
-
-def _read(path: Path) -> Profile:
-    return _profile_of(on_base(_tables(path), path, _KIND), str(path))
-
-
 def _tables(path: Path) -> Raw:
     """What a file says. Times of the host in a user's are of a machine of the user's, unless it
     names another."""
@@ -426,7 +414,7 @@ def _profile_of(raw: Raw, where: str) -> Profile:
     return profile
 
 
-_KIND = SpecKind("profile", "eager", ("profiles",), _find, _profile_of, tables=_tables)
+_KIND = SpecKind("profile", "eager", ("profiles",), _profile_of, _find, tables=_tables)
 
 
 def _check_words(profile: Profile, where: str) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Annotated, cast
 
@@ -15,13 +14,9 @@ from gpuir.targets.spec import (
     SpecKind,
     check_name,
     check_notes,
-    is_path,
-    on_base,
     paths_to_text,
-    read_spec,
     record,
     refuse,
-    unknown,
 )
 from gpuir.targets.target import Quantity, Sourced, Table
 
@@ -56,30 +51,12 @@ class Recipe(Sourced):
 def load_recipe(name: str | Path) -> Recipe:
     """The recipe of a built-in name or of a `.toml` path. TargetError when nothing has that name or
     the file is wrong."""
-    path = _find(str(name))
-    return _shipped(path) if _KIND.is_shipped(path) else _read(path)
+    return cast(Recipe, _KIND.load(str(name)))
 
 
 def recipe_names() -> tuple[str, ...]:
     """Names of the built-in recipes, sorted."""
     return tuple(_KIND.shipped)
-
-
-def _find(name: str) -> Path:
-    if is_path(name):
-        return Path(name)
-    if name not in _KIND.shipped:
-        raise unknown("recipe", name, recipe_names())
-    return _KIND.shipped[name]
-
-
-@cache
-def _shipped(path: Path) -> Recipe:
-    return _read(path)
-
-
-def _read(path: Path) -> Recipe:
-    return _recipe_of(on_base(read_spec(path), path, _KIND), str(path))
 
 
 def _recipe_of(raw: Raw, where: str) -> Recipe:
@@ -97,4 +74,4 @@ def _recipe_of(raw: Raw, where: str) -> Recipe:
     return recipe
 
 
-_KIND = SpecKind("recipe", "megatron-bf16", ("recipes",), _find, _recipe_of)
+_KIND = SpecKind("recipe", "megatron-bf16", ("recipes",), _recipe_of)

@@ -109,15 +109,16 @@ def read_spec(path: Path) -> Raw:
 @dataclass(frozen=True)
 class SpecKind:
     """A kind of spec files: `what` they describe, one that is shipped as an `example`, the folders
-    of those that are, how one is found by its name, and what a whole file's tables are read as. A
-    name may be that of a part (`divided` gives the whole's and the part), which `cut` makes of the
-    whole. `tables` is what one file says by itself."""
+    of those that are, what a whole file's tables are read as, and how one is found by its name
+    where that is not a path or the name of a shipped one. A name may be that of a part (`divided`
+    gives the whole's and the part), which `cut` makes of the whole. `tables` is what one file says
+    by itself."""
 
     what: str
     example: str
     folders: tuple[str, ...]
-    find: Callable[[str], Path]
     read: Callable[[Raw, str], Sourced]
+    find: Callable[[str], Path] | None = None
     divided: Callable[[str], tuple[str, str]] = lambda name: (name, "")
     cut: Callable[[Raw, str, str], Raw] = lambda raw, part, where: raw
     tables: Callable[[Path], Raw] = read_spec
@@ -129,6 +130,30 @@ class SpecKind:
 
     def is_shipped(self, path: Path) -> bool:
         return path in self.shipped.values()
+
+    def path_of(self, name: str) -> Path:
+        """The file of a name; TargetError where nothing has it."""
+        if self.find is not None:
+            return self.find(name)
+        if is_path(name):
+            return Path(name)
+        if name not in self.shipped:
+            raise unknown(self.what, name, self.shipped)
+        return self.shipped[name]
+
+    def load(self, name: str) -> Sourced:
+        """What the file of a name says, over its bases; of a shipped one it is read once."""
+        path = self.path_of(name)
+        return _shipped(self, path) if self.is_shipped(path) else _read(self, path)
+
+
+@cache
+def _shipped(kind: SpecKind, path: Path) -> Sourced:
+    return _read(kind, path)
+
+
+def _read(kind: SpecKind, path: Path) -> Sourced:
+    return kind.read(on_base(kind.tables(path), path, kind), str(path))
 
 
 MOST_BASES = 32  # on one another
@@ -148,7 +173,7 @@ def on_base(raw: Raw, path: Path, kind: SpecKind, above: tuple[str, ...] = ()) -
         refuse("the base must be text", where, "base", found=shown(name), fix=fix)
     whole, part = kind.divided(name)
     try:
-        file = kind.find(whole)
+        file = kind.path_of(whole)
     except TargetError as error:
         error.where = error.where or f"{where}:base"
         raise
