@@ -41,3 +41,18 @@ MIXTURE = LLAMA | {
     "num_experts_per_tok": 4,
     "moe_intermediate_size": 128,
 }
+
+# A model as tables of serving measurements state it.
+SERVED: dict[str, object] = {
+    "architecture": "Qwen3ForCausalLM",
+    "layers": 2,
+    "hidden": 256,
+    "heads": 4,
+    "kv_heads": 2,
+    "head_dim": 64,
+    "intermediate": 512,
+    "vocab": 1024,
+    "activation": "silu",
+    "tied_embeddings": False,
+    "dtype": "bfloat16",
+}

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from decoders import SERVED
 
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
@@ -19,19 +20,6 @@ from validation.batches import forecast, read, score
 from validation.commands import Simulation
 
 MEASURED = Path(__file__).parents[3] / "shared/data/serving/serving_cases.csv"
-MODEL = {
-    "architecture": "Qwen3ForCausalLM",
-    "layers": 2,
-    "hidden": 256,
-    "heads": 4,
-    "kv_heads": 2,
-    "head_dim": 64,
-    "intermediate": 512,
-    "vocab": 1024,
-    "activation": "silu",
-    "tied_embeddings": False,
-    "dtype": "bfloat16",
-}
 LINES = (
     "A100-SXM4-80GB,sglang,small,two,2,1,2,10,8,0.4,12",
     "A100-SXM4-80GB,vllm,small,two,1,1,2,10,,,20",
@@ -41,7 +29,7 @@ LINES = (
 
 def table(folder: Path) -> Path:
     (folder / "workloads").mkdir()
-    (folder / "workloads/models.json").write_text(json.dumps({"small": MODEL}))
+    (folder / "workloads/models.json").write_text(json.dumps({"small": SERVED}))
     (folder / "workloads/two.csv").write_text("request,input_len\n0,100\n1,300\n")
     head = ",".join(batches.COLUMNS)
     (path := folder / "batches.csv").write_text("\n".join((head, *LINES)) + "\n")

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from decoders import SERVED
 
 pytest.importorskip("torch")
 
@@ -405,19 +406,6 @@ def test_measured_training(tmp_path: Path):
 
 # ---- whole models -------------------------------------------------------------------------------
 
-QWEN: dict[str, object] = {
-    "architecture": "Qwen3ForCausalLM",
-    "layers": 2,
-    "hidden": 256,
-    "heads": 4,
-    "kv_heads": 2,
-    "head_dim": 64,
-    "intermediate": 512,
-    "vocab": 1024,
-    "activation": "silu",
-    "tied_embeddings": False,
-    "dtype": "bfloat16",
-}
 BATCH: dict[str, object] = {
     "gpu": "A100-SXM4-80GB",
     "engine": "sglang",
@@ -443,7 +431,7 @@ def served(path: Path) -> Iterable[Row]:
 def test_batches(tmp_path: Path):
     pytest.importorskip("transformers")
     (tmp_path / "workloads").mkdir()
-    (tmp_path / "workloads/models.json").write_text(json.dumps({"small": QWEN}))
+    (tmp_path / "workloads/models.json").write_text(json.dumps({"small": SERVED}))
     (tmp_path / "workloads/two.csv").write_text("request,input_len\n0,100\n1,300\n")
     lines = [BATCH, BATCH | {"engine": "vllm", "tp": 1, "gpu": "H100-SXM5-80GB"}]
     check(served(written(tmp_path / "batches.csv", lines)))
