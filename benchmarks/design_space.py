@@ -28,7 +28,7 @@ from onnx import numpy_helper
 import gpuir
 from gpuir.plan.space.engines import find_engine
 from gpuir.plan.space.space import read_space
-from gpuir.spaces import Sweep
+from gpuir.run.spaces import Sweep
 
 LIGHT = Path(onnx.__file__).parent / "backend" / "test" / "data" / "light"
 ALONE = 40  # points that are analysed one by one

@@ -24,9 +24,9 @@ import onnx
 from rich.console import Console
 from rich.table import Table
 
-from gpuir.analysis import lower
 from gpuir.ir.graph import Graph
-from gpuir.loading import load_text
+from gpuir.run.analysis import lower
+from gpuir.run.loading import load_text
 
 LIGHT = Path(onnx.__file__).parent / "backend/test/data/light"
 ENVIRONMENT = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}

@@ -34,7 +34,7 @@ from gpuir.ir.graph import Graph, Level, Value
 from gpuir.ir.types import TensorType, f32
 from gpuir.ops import tensor as t
 from gpuir.plan.space.engines import find_engine
-from gpuir.spaces import latencies
+from gpuir.run.spaces import latencies
 
 GPUS = ("t4", "l4", "a100-sxm-80gb")
 DEPTHS, WIDTHS, WINDOWS = (1, 2), (0.75, 1.0, 1.5), (3, 5)

@@ -12,16 +12,16 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from gpuir.analysis import analyze, explain, lower
     from gpuir.cost.collective import collective
     from gpuir.cost.nest import Tiles
-    from gpuir.distributed import simulate_ranks
     from gpuir.ir.errors import GpuirError
     from gpuir.ir.graph import Graph
     from gpuir.ir.notes import Cost, Schedule, Tile
-    from gpuir.loading import LoadOptions, load, load_text
     from gpuir.passes.manager import Pass, Pipeline
     from gpuir.report.answer import Answer
+    from gpuir.run.analysis import analyze, explain, lower
+    from gpuir.run.loading import LoadOptions, load, load_text
+    from gpuir.run.ranks import simulate_ranks
     from gpuir.schedule import apply, extract, strip
     from gpuir.simulate.memory import Memory, memory
     from gpuir.simulate.parallel import Parallel
@@ -93,9 +93,9 @@ __all__ = [
 ]
 
 _HOMES = {
-    "gpuir.analysis": ("analyze", "explain", "lower"),
-    "gpuir.distributed": ("simulate_ranks",),
-    "gpuir.loading": ("LoadOptions", "load", "load_text"),
+    "gpuir.run.analysis": ("analyze", "explain", "lower"),
+    "gpuir.run.ranks": ("simulate_ranks",),
+    "gpuir.run.loading": ("LoadOptions", "load", "load_text"),
     "gpuir.report.answer": ("Answer",),
     "gpuir.ir.errors": ("GpuirError",),
     "gpuir.ir.graph": ("Graph",),

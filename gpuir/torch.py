@@ -10,10 +10,10 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Unpack
 
-from gpuir.analysis import analyze
 from gpuir.ir.errors import GpuirError, UsageError, reason
-from gpuir.loading import LoadOptions
 from gpuir.report.answer import Answer
+from gpuir.run.analysis import analyze
+from gpuir.run.loading import LoadOptions
 
 if TYPE_CHECKING:
     import torch

@@ -24,9 +24,9 @@ from torch import nn
 from tune import stand_in
 
 import gpuir
-from gpuir.distributed import Common
 from gpuir.ops import tensor as t
 from gpuir.passes.canonicalize import Canonicalize
+from gpuir.run.ranks import Common
 from gpuir.tune import tutorials
 from gpuir.tune.choices import choices, choices_of
 from gpuir.tune.kernel_tuner import allows, best, parameters

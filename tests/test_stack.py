@@ -9,7 +9,7 @@ from click.testing import CliRunner
 
 import gpuir
 from gpuir.cli.main import main
-from gpuir.loading import load_text
+from gpuir.run.loading import load_text
 
 ENCODER = str(Path(__file__).parent.parent / "examples" / "encoder.onnx")
 DIMS = {"batch": 2, "seq": 32}

@@ -18,7 +18,7 @@ OTHERS = ("validation", "tests", "tools", "benchmarks", "packages")
 
 
 def package_of(path: str) -> str:
-    """`gpuir/cost/nest.py` is of `gpuir/cost`, `gpuir/loading.py` of `gpuir/*.py`."""
+    """`gpuir/cost/nest.py` is of `gpuir/cost`, `gpuir/run/loading.py` of `gpuir/*.py`."""
     first, *inside = PurePath(path).parts[:-1] or ("",)
     if first != "gpuir":
         return first

@@ -161,14 +161,14 @@ def _batches(path: str | Path, unseen: str | None) -> tuple[MeasuredTable, Score
 
 def build(config: Mapping[str, Any], tokens: int, profile: str) -> Graph:
     """The kernels of a prompt under a profile."""
-    from gpuir.analysis import lower
+    from gpuir.run.analysis import lower
 
     return lower(_loaded(json.dumps(dict(config)), tokens), profile=profile)
 
 
 def served(config: Mapping[str, Any], tokens: int) -> Graph:
     """The kernels of a prompt, nothing fused: what servers launch is another matter."""
-    from gpuir.analysis import lower
+    from gpuir.run.analysis import lower
 
     return lower(_loaded(json.dumps({**config, "dtype": "bfloat16"}), tokens), profile="eager")
 
@@ -176,7 +176,7 @@ def served(config: Mapping[str, Any], tokens: int) -> Graph:
 @cache
 def _loaded(config: str, tokens: int) -> Graph:
     """A prompt of one sequence; transformers wants the config as a file."""
-    from gpuir.loading import load
+    from gpuir.run.loading import load
 
     with TemporaryDirectory() as folder:
         (Path(folder) / "config.json").write_text(config)

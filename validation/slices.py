@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
-from gpuir.analysis import run_alone
 from gpuir.cost.batch import costs_of
 from gpuir.cost.nest import board_watts
 from gpuir.cost.power import bend, drawn
@@ -25,6 +24,7 @@ from gpuir.ir.types import DTYPES
 from gpuir.ops import kernel as k
 from gpuir.plan.mig.workloads import DoesNotFit, Part, Setting, Workload
 from gpuir.report.answer import Answer
+from gpuir.run.analysis import run_alone
 from gpuir.simulate.sharing import Common, Load, Mode, Tenant, simulate, speeds
 from gpuir.targets.load import load_target
 from gpuir.targets.target import Target

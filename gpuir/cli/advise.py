@@ -132,7 +132,7 @@ def _flag(name: str, value: Any) -> str:
 
 def source_of(model: str) -> ModelForm:
     """What kind of model it is."""
-    from gpuir.loading import is_torch
+    from gpuir.run.loading import is_torch
 
     if model.endswith(".gir") or model == "-":
         return "text"
@@ -149,11 +149,11 @@ def bench(
 ) -> Bench:
     """How setups are run; what two of them share is done once."""
     import gpuir
-    from gpuir.analysis import lowering
     from gpuir.cost.table import find_predictor
     from gpuir.ir.graph import Level
     from gpuir.passes.math import run_under
     from gpuir.plan.advise import Bench
+    from gpuir.run.analysis import lowering
 
     predictor = find_predictor(asked.costing.predictor, asked.loaded.predictors)
     models: dict[str, Graph] = {}

@@ -41,8 +41,8 @@ class Kernels:
     )
 
     def under(self, profile: str | None, target: Target | None) -> Graph:
-        from gpuir.analysis import lowering
         from gpuir.ir.graph import Level
+        from gpuir.run.analysis import lowering
 
         if profile not in self.graphs:
             self.graphs[profile] = self._graph(profile)
@@ -70,9 +70,9 @@ def analyze(asked: Run, warnings: list[str], model: Graph | None = None) -> list
     """The answer for each target and profile; the model is loaded once, unless it is given, and
     lowered once for each profile and kind of target."""
     import gpuir
-    from gpuir.analysis import answer, costed
     from gpuir.ir.errors import UsageError
     from gpuir.ir.graph import Level
+    from gpuir.run.analysis import answer, costed
     from gpuir.targets.support import reason, refusal
 
     loading, costing, loaded = asked.loading, asked.costing, asked.loaded

@@ -254,7 +254,7 @@ class Runner:
         return made
 
     def _run(self, model: int, target: str) -> Answer:
-        from gpuir.analysis import analyze, run_alone
+        from gpuir.run.analysis import analyze, run_alone
         from gpuir.targets.load import load_target
 
         predictor = self.sharing.costing.predicts(self.sharing.loaded)

@@ -207,9 +207,9 @@ def _price(machine: Cluster, own: dict[str, Price]) -> Price | None:
 
 def measured(g: Graph, machine: Cluster, batch: int | None) -> Model:
     """What bounds need; UsageError where no dimension is called a batch."""
-    from gpuir.distributed import product_dtype
     from gpuir.ir.errors import UsageError
     from gpuir.plan.parallel import Model
+    from gpuir.run.ranks import product_dtype
     from gpuir.simulate.memory import available_bytes
     from gpuir.simulate.step import model_flops
 
@@ -241,7 +241,7 @@ class _Graphs:
     """The model, loaded once, and once more with blocks computed again."""
 
     def __init__(self, asked: Plans, warnings: list[str]):
-        from gpuir.distributed import Common
+        from gpuir.run.ranks import Common
 
         self.asked, self.warnings = asked, warnings
         self.stack = asked.costing.stack(asked.loaded)

@@ -164,7 +164,7 @@ def sweep_space(asked: Grid) -> None:
     from gpuir.ir.errors import UsageError
     from gpuir.plan.space.engines import find_engine
     from gpuir.plan.space.space import read_space
-    from gpuir.spaces import Sweep
+    from gpuir.run.spaces import Sweep
 
     context = click.get_current_context()
     for name in context.params:

@@ -159,10 +159,10 @@ def run(asked: Tune) -> Tuning:
 def launches(asked: Tune, target: Target, warnings: list[str]) -> tuple[Groupings | None, Graph]:
     """The model's kernels costed, in the groups that a search found best where one is asked for."""
     import gpuir
-    from gpuir.analysis import lowering
     from gpuir.ir.errors import UsageError
     from gpuir.ir.graph import Level
     from gpuir.passes.math import run_under
+    from gpuir.run.analysis import lowering
     from gpuir.tune.groupings import grouping_pass, groupings
 
     whole = asked.run

@@ -235,7 +235,7 @@ class Answer:
             raise UsageError(
                 "nobody has asked what this run takes of its GPU",
                 found=repr(self),
-                fix="gpuir.analysis.run_alone(gpuir.analyze(model, target))",
+                fix="gpuir.run.analysis.run_alone(gpuir.analyze(model, target))",
             )
         return self.needs
 

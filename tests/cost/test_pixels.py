@@ -12,7 +12,7 @@ import pytest
 import gpuir
 from gpuir.cost.pixels import threads_of
 from gpuir.cost.reading import work_of
-from gpuir.loading import load_text
+from gpuir.run.loading import load_text
 from gpuir.targets.load import load_target
 
 MEASURED = Path(__file__).parents[2] / "specs" / "measurements" / "pixels.csv"

@@ -7,8 +7,8 @@ import pytest
 import gpuir
 from gpuir.cost import attention
 from gpuir.cost.reading import work_of
-from gpuir.loading import load_text
 from gpuir.ops import kernel as k
+from gpuir.run.loading import load_text
 
 GRAPH = """graph @g of pytorch {{
   in %q: {d}[4, 16, 1024, 64]

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 import gpuir
-from gpuir.analysis import lowering
 from gpuir.ir.errors import ModelError
 from gpuir.plan.sweep import Series, sweep
 from gpuir.report.answer import Answer
+from gpuir.run.analysis import lowering
 from gpuir.targets.prices import Price
 from gpuir.targets.profile import under
 

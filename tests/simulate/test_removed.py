@@ -16,11 +16,11 @@ from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 import gpuir
-from gpuir.distributed import Common, cuts
 from gpuir.ir.graph import Graph
 from gpuir.ir.phases import phase_of
 from gpuir.ops import tensor as t
 from gpuir.passes.partition import homes
+from gpuir.run.ranks import Common, cuts
 
 TOKENS = 64
 REMOVABLE = ("norm", "act", "drop", "residual", "scale", "identity")

@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
-from gpuir.analysis import analyze, lower
 from gpuir.frontends.onnx.load import load
 from gpuir.interp import run
 from gpuir.ops import kernel as k
+from gpuir.run.analysis import analyze, lower
 
 pytest.importorskip("onnxruntime")
 

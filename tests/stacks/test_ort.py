@@ -15,12 +15,12 @@ from onnx import helper, numpy_helper
 from onnx_models import parsed
 from test_real_models import TOKENS, fetched
 
-from gpuir.analysis import lower
 from gpuir.cost.reading import work_of
 from gpuir.frontends.onnx.load import load
 from gpuir.interp import run
 from gpuir.ir.errors import UsageError
 from gpuir.ops.kernel import KernelOp
+from gpuir.run.analysis import lower
 from gpuir.stacks.table import pipeline
 from gpuir.text import parse
 

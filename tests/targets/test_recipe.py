@@ -14,7 +14,7 @@ import gpuir
 from gpuir.cli.main import main
 from gpuir.ir.errors import GpuirError, UsageError
 from gpuir.ops import tensor as t
-from gpuir.spaces import latencies
+from gpuir.run.spaces import latencies
 from gpuir.targets.recipe import load_recipe, recipe_names
 
 MLP = """graph @mlp of pytorch {

@@ -12,8 +12,8 @@ from click.testing import CliRunner
 import gpuir
 from gpuir.cli.main import main
 from gpuir.ir.errors import ModelError, UsageError
-from gpuir.loading import load_text
-from gpuir.spaces import latencies
+from gpuir.run.loading import load_text
+from gpuir.run.spaces import latencies
 from gpuir.targets.profile import load_profile, profile_names
 from gpuir.targets.support import load_operators, reason, refusal
 

@@ -18,7 +18,6 @@ from gpuir.ir.door import CALLED, FLAG, PATH, TEXT, many, named, of_type, takes,
 from gpuir.ir.errors import GpuirError, UsageError
 from gpuir.ir.graph import GRAPH, Graph, Level, Node
 from gpuir.ir.notes import SCHEDULE, Schedule
-from gpuir.loading import LoadOptions, load
 from gpuir.ops.kernel import Attention, KernelOp, View
 from gpuir.passes.annotate import Annotate
 from gpuir.passes.manager import Pass, Pipeline
@@ -28,6 +27,7 @@ from gpuir.report.answer import Answer, Device, Needs, answer_of
 from gpuir.report.find import find_kernel
 from gpuir.report.kernels import Kernel
 from gpuir.report.notebook import html
+from gpuir.run.loading import LoadOptions, load
 from gpuir.simulate.fitting import ToFit, larger_target
 from gpuir.simulate.memory import memory
 from gpuir.simulate.timeline import filled
@@ -38,7 +38,7 @@ from gpuir.targets.profile import load_profile, profile_of
 from gpuir.targets.support import check, elsewhere, emulated
 
 if TYPE_CHECKING:
-    from gpuir.loading import Source
+    from gpuir.run.loading import Source
     from gpuir.targets.target import Target
 
 

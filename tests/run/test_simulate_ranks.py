@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 import gpuir
-import gpuir.distributed
+import gpuir.run.ranks
 from gpuir.backends.steps import step_report
 from gpuir.cli.main import main
 from gpuir.cost.batch import tile_cost
@@ -31,7 +31,7 @@ from gpuir.simulate.microbatches import PartTimes, run_pipeline, task_orders
 from gpuir.simulate.parallel import ContextExchange
 from gpuir.targets.target import Target
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 ENCODER = ROOT / "tests/encoder.onnx"
 
 
@@ -154,7 +154,7 @@ def test_plans_of_a_model_share_what_they_have_in_common(
 ):
     """Weights are cut once for all stages of ZeRO, and forward and backward passes costed once."""
     calls: list[str] = []
-    cut, costed = Shard.run, gpuir.distributed.costed
+    cut, costed = Shard.run, gpuir.run.ranks.costed
 
     def counted(self: Shard, g: Graph) -> Graph:
         calls.append(self.by)
@@ -165,12 +165,12 @@ def test_plans_of_a_model_share_what_they_have_in_common(
         return costed(g, **given)
 
     monkeypatch.setattr(Shard, "run", counted)
-    monkeypatch.setattr(gpuir.distributed, "costed", analyzed)
+    monkeypatch.setattr(gpuir.run.ranks, "costed", analyzed)
     plans = [gpuir.Parallel(tp=2, dp=2, pp=2, microbatches=2, zero=zero) for zero in (0, 1)]
     alone = [gpuir.simulate_ranks(training, "dgx-a100", plan).step for plan in plans]
     assert calls == ["tensor", "data", *["kernels"] * 8] * 2
     calls.clear()
-    common = gpuir.distributed.Common()
+    common = gpuir.run.ranks.Common()
     both = [gpuir.simulate_ranks(training, "dgx-a100", plan, common=common).step for plan in plans]
     assert calls == ["tensor", "data", *["kernels"] * 8, "data", *["kernels"] * 2]
     assert [step_report(s, 64).fields() for s in both] == [
@@ -515,7 +515,7 @@ def test_parts_are_cut_for_their_gpus(kinds: str, monkeypatch: pytest.MonkeyPatc
     def alike(g: Graph, parts: int, weigh: Any, apart: bool) -> Partition:
         return partition(g, parts, weigh if callable(weigh) else weigh[0], apart)
 
-    monkeypatch.setattr(gpuir.distributed, "partition", alike)
+    monkeypatch.setattr(gpuir.run.ranks, "partition", alike)
     even = gpuir.simulate_ranks(deep(24), kinds, parallel).step
     assert [part.params for part in even.parts] == [found.params / 2] * 2
     assert found.time_s < even.time_s
@@ -538,7 +538,7 @@ def test_ranks_that_are_alike_are_looked_at_once(monkeypatch: pytest.MonkeyPatch
         calls.append((target, shape_of(g)))
         return gpuir.analyze(g, target=target, **options).graph
 
-    monkeypatch.setattr(gpuir.distributed, "costed", counted)
+    monkeypatch.setattr(gpuir.run.ranks, "costed", counted)
     for nodes in (1, 2):
         calls.clear()
         kinds = f"{nodes}xdgx-h100+{nodes}xdgx-a100"

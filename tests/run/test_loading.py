@@ -14,11 +14,11 @@ import pytest
 
 import gpuir
 from gpuir.ir.errors import UsageError
-from gpuir.loading import is_torch
 from gpuir.ops import kernel as k
 from gpuir.ops import tensor as t
+from gpuir.run.loading import is_torch
 
-ENCODER = str(Path(__file__).parent.parent / "examples" / "encoder.onnx")
+ENCODER = str(Path(__file__).parents[2] / "examples" / "encoder.onnx")
 DIMS = {"batch": 2, "seq": 16}
 
 

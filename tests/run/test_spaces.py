@@ -19,11 +19,11 @@ import gpuir
 from gpuir.ir.errors import GpuirError, UsageError
 from gpuir.plan.space.engines import find_engine
 from gpuir.plan.space.space import read_space
-from gpuir.spaces import MANIFEST, Sweep
+from gpuir.run.spaces import MANIFEST, Sweep
 from gpuir.store import Store
 from gpuir.targets.profile import under
 
-ENCODER = Path(__file__).parent / "encoder.onnx"
+ENCODER = Path(__file__).parents[1] / "encoder.onnx"
 SPACE = """
 models = ["encoder.onnx"]
 dtypes = ["own", "f16", "bf16"]
@@ -278,7 +278,7 @@ def test_ray_gives_what_this_process_does(tmp_path):
     code = (
         "import sys; from test_spaces import swept; swept(*sys.argv[1:3], engine='ray', workers=2)"
     )
-    paths = os.pathsep.join([str(Path(__file__).parent), str(Path(__file__).parents[1])])
+    paths = os.pathsep.join([str(p) for p in Path(__file__).parents[:3]])
     subprocess.run(
         [sys.executable, "-c", code, path, str(tmp_path / "ray")],
         check=True,

@@ -119,7 +119,7 @@ TAKES = {  # which options each kind of model has a use for
 }
 TRAINING = (*("autodiff", "loss", "optimizer", "fused", "clip", "accumulate", "checkpoint"),)
 PRECISION = ("autocast", "fast_norms", "weights")
-LOG = logging.getLogger("gpuir.loading")
+LOG = logging.getLogger("gpuir.run.loading")
 LOSS_SCALE = 65536.0  # torch.amp.GradScaler's first, which f16 alone needs
 
 

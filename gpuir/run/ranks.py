@@ -9,7 +9,6 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from os import PathLike, fspath
 
-from gpuir.analysis import costed, lower
 from gpuir.cost.collective import collective_time
 from gpuir.cost.habits import predictor_of
 from gpuir.cost.table import Predictor
@@ -30,6 +29,7 @@ from gpuir.passes.partition.partition import Part as PartGraphs
 from gpuir.passes.partition.partition import Partition, partition
 from gpuir.passes.shard.shard import Shard, batch_of
 from gpuir.report.answer import Answer, of_ranks
+from gpuir.run.analysis import costed, lower
 from gpuir.simulate.held import (
     PartBytes,
     beside_gradients,

@@ -12,15 +12,12 @@ from functools import cache, lru_cache, partial
 from pathlib import Path
 from typing import IO, Any, Self
 
-from gpuir.analysis import answer, costed, lowering
 from gpuir.backends.parquet import counts_of, part_bytes
 from gpuir.cost.batch import Batch
 from gpuir.cost.tile import BY
-from gpuir.distributed import Common, simulate_ranks
 from gpuir.files import write_whole
 from gpuir.ir.errors import GpuirError, ModelError, UsageError
 from gpuir.ir.graph import Graph, Level
-from gpuir.loading import load
 from gpuir.passes.manager import Pass, Pipeline
 from gpuir.passes.math import run_under
 from gpuir.plan.space.answers import Held, answers, cost_table, run
@@ -28,6 +25,9 @@ from gpuir.plan.space.engines import Engine
 from gpuir.plan.space.program import Program, keys_of, program_of, read, written
 from gpuir.plan.space.space import OWN, Column, Job, Plan, Space
 from gpuir.report.answer import Answer, unfit
+from gpuir.run.analysis import answer, costed, lowering
+from gpuir.run.loading import load
+from gpuir.run.ranks import Common, simulate_ranks
 from gpuir.stacks.table import pipeline
 from gpuir.store import Store, digest, version
 from gpuir.targets.load import load_target
