@@ -28,7 +28,7 @@ from onnx import numpy_helper
 import gpuir
 from gpuir.plan.space.engines import find_engine
 from gpuir.plan.space.space import read_space
-from gpuir.run.spaces import Sweep
+from gpuir.run.spaces import SpaceSweep
 
 LIGHT = Path(onnx.__file__).parent / "backend" / "test" / "data" / "light"
 ALONE = 40  # points that are analysed one by one
@@ -115,7 +115,7 @@ def main() -> None:
         path = written(folder, given.batches, given.gpus)
         begun = time.perf_counter()
         space = read_space(str(path))
-        sweep = Sweep(space, str(folder / "out"))
+        sweep = SpaceSweep(space, str(folder / "out"))
         with sweep, find_engine(given.engine, given.workers) as engine:
             ready = time.perf_counter()
             done = sweep.run(engine)

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from gpuir.frontends.torch import hf
 from gpuir.frontends.torch.load import load
-from gpuir.frontends.torch.program import Program
+from gpuir.frontends.torch.program import TorchProgram
 from gpuir.ir.graph import Graph
 
 LLAMA = {
@@ -30,7 +30,7 @@ LLAMA = {
 }
 
 
-def timed(program: Program) -> tuple[float, Graph]:
+def timed(program: TorchProgram) -> tuple[float, Graph]:
     begun = time.process_time()
     graph = load(program).graph
     return time.process_time() - begun, graph

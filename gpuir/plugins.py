@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-class Lazy(Mapping[str, T]):
+class LazyTable(Mapping[str, T]):
     """Our own things by name, from `module:name`: imported when one is asked for."""
 
     def __init__(self, places: Mapping[str, str]):

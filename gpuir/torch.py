@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import torch
     from torch import fx
 
-    from gpuir.frontends.torch.program import Program
+    from gpuir.frontends.torch.program import TorchProgram
 
 ANY_SIZE = (
     "the graph is compiled for any size, and this report is for the "
@@ -64,9 +64,9 @@ def backend(
 def show(found: Answer) -> None:
     """The report as a table, on stderr."""
     from gpuir.backends.table import BACKENDS
-    from gpuir.backends.terminal import Layout
+    from gpuir.backends.terminal import Terminal
 
-    print(BACKENDS["text"]([found], Layout()), file=sys.stderr)
+    print(BACKENDS["text"]([found], Terminal()), file=sys.stderr)
 
 
 def named_backend(
@@ -79,11 +79,11 @@ def named_backend(
     return backend(given.pop("target"), **given)(module, inputs)
 
 
-def _program(module: fx.GraphModule, inputs: Sequence[torch.Tensor]) -> Program:
+def _program(module: fx.GraphModule, inputs: Sequence[torch.Tensor]) -> TorchProgram:
     """The graph as a module that holds its parameters, as the model did, and its other inputs."""
     import torch
 
-    from gpuir.frontends.torch.program import Program
+    from gpuir.frontends.torch.program import TorchProgram
 
     class Closed(torch.nn.Module):
         def forward(self, *rest: torch.Tensor) -> Any:
@@ -103,4 +103,4 @@ def _program(module: fx.GraphModule, inputs: Sequence[torch.Tensor]) -> Program:
     rest = tuple(x for name, x in pairs.items() if name not in held)
     text = ", ".join(f"{name}={size}" for name, size in sizes.items())
     assumed = (f"{ANY_SIZE}: {text}",) if sizes else ()
-    return Program(closed, rest, name="graph", assumed=assumed)
+    return TorchProgram(closed, rest, name="graph", assumed=assumed)

@@ -547,7 +547,9 @@ PINNED: dict[str, tuple[Callable[[], Any], Any]] = {
     # half of 2000 operations at a thousand a byte
     "passes.shard.place FLOPS_A_BYTE": (
         lambda: ways.repeated_bytes(
-            SimpleNamespace(operands=(), result_types=(), flops=lambda: 2000), ways.Way((), ()), 2
+            SimpleNamespace(operands=(), result_types=(), flops=lambda: 2000),
+            ways.ShardWay((), ()),
+            2,
         ), 1,
     ),
     "passes.shard.plan EACH": (

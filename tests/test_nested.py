@@ -10,7 +10,7 @@ from calls import calls
 
 import gpuir
 from gpuir.backends.table import BACKENDS
-from gpuir.backends.terminal import Layout
+from gpuir.backends.terminal import Terminal
 from gpuir.ir.build import Builder
 from gpuir.ir.errors import GpuirError, TextError, VerifyError
 from gpuir.ir.graph import DEEPEST, Graph, Level, Value
@@ -80,7 +80,7 @@ def test_a_report_takes_a_walk_a_level_at_most(kind: str, profile: str):
 
 @pytest.mark.parametrize("kind", ["loop", "branch"])
 def test_so_does_every_format_and_what_reads_a_graph(kind: str):
-    layout = Layout(100, file="x.svg")
+    layout = Terminal(100, file="x.svg")
     for name in ("text", "json", "csv", "markdown", "ir", "schedule", "trace"):
         grown = grows(lambda g, name=name: BACKENDS[name]([gpuir.analyze(g)], layout), kind, "ort")
         assert grown < LEVELS, name

@@ -26,7 +26,7 @@ from tune import stand_in
 import gpuir
 from gpuir.ops import tensor as t
 from gpuir.passes.canonicalize import Canonicalize
-from gpuir.run.ranks import Common
+from gpuir.run.ranks import SharedByPlans
 from gpuir.tune import tutorials
 from gpuir.tune.choices import choices, choices_of
 from gpuir.tune.kernel_tuner import allows, best, parameters
@@ -296,7 +296,7 @@ ranks("slow", {}, {"slow": {1: 3.0}}, "simulate_ranks")
 
 
 def kept(gives: bool) -> int:
-    common = Common()
+    common = SharedByPlans()
     taken(common=common if gives else None)
     return len(common.graphs)
 

@@ -15,7 +15,7 @@ from strategies import graphs
 
 import gpuir
 from gpuir.backends.table import BACKENDS, FOLDERS
-from gpuir.backends.terminal import Layout
+from gpuir.backends.terminal import Terminal
 from gpuir.targets.support import refusal
 
 pytestmark = pytest.mark.slow
@@ -57,7 +57,7 @@ def test_any_graph_under_any_profile_in_any_format(g):
         assert gpuir.parse(gpuir.show(costed)) == costed
         found.append(gpuir.analyze(costed))
     for form in FORMATS:
-        layout = Layout(100, file=FILES.get(form, ""))
+        layout = Terminal(100, file=FILES.get(form, ""))
         if form in SLOW:
             assert drawn % 4 or BACKENDS[form](found, layout)
             continue

@@ -740,10 +740,10 @@ def report() -> Any:
     """A report of the small model, as `--format json` gives it."""
     import gpuir
     from gpuir.backends.table import BACKENDS
-    from gpuir.backends.terminal import Layout
+    from gpuir.backends.terminal import Terminal
 
     g = gpuir.analyze(gpuir.parse(MODEL), "a100").graph
-    return json.loads(BACKENDS["json"]([gpuir.analyze(g)], Layout()))
+    return json.loads(BACKENDS["json"]([gpuir.analyze(g)], Terminal()))
 
 
 def reports(r: Random) -> Case:

@@ -18,10 +18,10 @@ from typing import Any, cast
 
 import numpy as np
 
-from gpuir.cli.commands import Row
+from gpuir.cli.commands import ScoredRow
 from gpuir.files import read_json
 from gpuir.fit.columns import Floats, TableFile, count_of
-from gpuir.fit.score import ALL, Score, ScoredRows, Scores, row_errors
+from gpuir.fit.score import ALL, GroupScores, Score, ScoredRows, row_errors
 from gpuir.fit.tables import target_of
 from gpuir.ir.errors import GpuirError
 from gpuir.simulate.parallel import Parallel
@@ -183,11 +183,11 @@ class Forecast:
         return self.prefill_s + (self.case.output - 1) * self.decode_s
 
     @property
-    def rows(self) -> Iterator[Row]:
+    def rows(self) -> Iterator[ScoredRow]:
         """Of prompts and of a token of each sequence: a batch takes both, the tokens `output` - 1
         times."""
         for asked, found in ((prompts, self.prefill_s), (token, self.decode_s)):
-            yield Row(float(found[0]), "s", asked(self.case).command, "time_s")
+            yield ScoredRow(float(found[0]), "s", asked(self.case).command, "time_s")
 
 
 def forecast(cases: Iterable[Case], watch: Callable[[str], None]) -> Iterator[Forecast]:
@@ -228,7 +228,7 @@ def seconds(asked: Simulation) -> Floats:
 # ---------------------------------------------------------------------------- scores
 
 
-def score(forecasts: Iterable[Forecast], file: str) -> Scores:
+def score(forecasts: Iterable[Forecast], file: str) -> GroupScores:
     """Errors of prompts, of tokens and of whole batches: by model, engine, GPU and ranks."""
     groups: dict[ScoredRows, list[Floats]] = {}
     totals: dict[ScoredRows, list[Floats]] = {}
@@ -246,7 +246,7 @@ def score(forecasts: Iterable[Forecast], file: str) -> Scores:
             for ranks in (several, ALL):
                 every = (("model", ALL), ("engine", ALL), ("ranks", ranks))
                 totals.setdefault(ScoredRows(file, op, ALL, ALL, ALL, every), []).append(row)
-    return Scores(groups=_scores(groups), totals=_scores(totals))
+    return GroupScores(groups=_scores(groups), totals=_scores(totals))
 
 
 def ranks_of(case: Case) -> str:

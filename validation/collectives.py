@@ -16,7 +16,7 @@ from gpuir.cli import commands, options
 from gpuir.cli.output import check_ahead, emit, layout, note, write
 
 if TYPE_CHECKING:
-    from gpuir.backends.terminal import Layout, Page
+    from gpuir.backends.terminal import Page, Terminal
     from gpuir.cost.kriging import Field
     from gpuir.fit.collectives import CollectiveSeries, CollectiveTable, Picked
 
@@ -145,7 +145,7 @@ def run(protocol: str, series: Sequence[CollectiveSeries], field: Field) -> list
 DTYPES = {8: "i8", 16: "bf16", 32: "f32", 64: "f64"}
 
 
-def rows(picked: Sequence[Picked]) -> Iterator[commands.Row]:
+def rows(picked: Sequence[Picked]) -> Iterator[commands.ScoredRow]:
     """Each row's time with its call."""
     from gpuir.fit.collectives import BITS, OPS
 
@@ -156,7 +156,7 @@ def rows(picked: Sequence[Picked]) -> Iterator[commands.Row]:
         words = ", ".join(f"{name}={value!r}" for name, value in given.items() if value)
         for nbytes, time_s in zip(s.nbytes.tolist(), times.tolist(), strict=True):
             what = f"{OPS[s.op]!r}, {nbytes!r}, {s.target!r}, {int(s.group.ranks)}, {words}"
-            yield commands.Row(time_s, "s", f"gpuir.collective({what}).time_s")
+            yield commands.ScoredRow(time_s, "s", f"gpuir.collective({what}).time_s")
 
 
 FAMILIAR = {"sizes": "size", "ranks": "ranks", "systems": "system"}
@@ -213,7 +213,7 @@ LEGEND = (
 
 
 def report(
-    tables: Sequence[CollectiveTable], scores: Mapping[str, Sequence[Scored]], layout: Layout
+    tables: Sequence[CollectiveTable], scores: Mapping[str, Sequence[Scored]], layout: Terminal
 ) -> str:
     from gpuir.backends.terminal import Page
 

@@ -15,7 +15,7 @@ from gpuir.ir.errors import UsageError
 
 if TYPE_CHECKING:
     from gpuir.cost.learned import Model
-    from gpuir.fit.score import Scores
+    from gpuir.fit.score import GroupScores
     from gpuir.fit.tables import MeasuredTable
     from gpuir.ir.graph import Graph
     from gpuir.targets.target import Target
@@ -33,7 +33,7 @@ def are_in(path: str | Path) -> bool:
 
 def _kind(
     path: str | Path,
-) -> Callable[[str | Path, str | None], tuple[MeasuredTable, Scores]] | None:
+) -> Callable[[str | Path, str | None], tuple[MeasuredTable, GroupScores]] | None:
     from gpuir.fit.columns import TableFile
 
     names = TableFile(Path(path)).names
@@ -44,7 +44,7 @@ def _kind(
     return _deployments if set(DEPLOYMENTS).issubset(names) else None
 
 
-def evaluate(path: str | Path, unseen: str | None = None) -> tuple[MeasuredTable, Scores]:
+def evaluate(path: str | Path, unseen: str | None = None) -> tuple[MeasuredTable, GroupScores]:
     """The table and its scores; those of GPUs alone that the folder `unseen` has weights for, by
     those. UsageError where it is a table of something else."""
     kind = _kind(path)
@@ -102,7 +102,7 @@ def _commands(path: str, output: str | None) -> None:
     emit(commands.report(row for f in found for row in f.rows), output)
 
 
-def _layers(path: str | Path, unseen: str | None) -> tuple[MeasuredTable, Scores]:
+def _layers(path: str | Path, unseen: str | None) -> tuple[MeasuredTable, GroupScores]:
     from gpuir.fit.tables import MeasuredTable
     from validation import llm
 
@@ -132,7 +132,7 @@ def _weights(folder: str | None, targets: Iterable[Target]) -> dict[str, Model]:
     return there
 
 
-def _deployments(path: str | Path, unseen: str | None) -> tuple[MeasuredTable, Scores]:
+def _deployments(path: str | Path, unseen: str | None) -> tuple[MeasuredTable, GroupScores]:
     from gpuir.fit.tables import MeasuredTable
     from validation import deployments
 
@@ -146,7 +146,7 @@ def _deployments(path: str | Path, unseen: str | None) -> tuple[MeasuredTable, S
     ), errors
 
 
-def _batches(path: str | Path, unseen: str | None) -> tuple[MeasuredTable, Scores]:
+def _batches(path: str | Path, unseen: str | None) -> tuple[MeasuredTable, GroupScores]:
     from gpuir.fit.tables import MeasuredTable
     from validation import batches
 

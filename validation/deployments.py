@@ -27,7 +27,7 @@ import numpy as np
 
 from gpuir.cost.learned import Model
 from gpuir.fit.columns import Floats, TableFile, count_of
-from gpuir.fit.score import ALL, RowErrors, Score, ScoredRows, Scores, kernel_s, row_errors
+from gpuir.fit.score import ALL, GroupScores, RowErrors, Score, ScoredRows, kernel_s, row_errors
 from gpuir.fit.tables import target_of
 from validation.experts import EXPERTS
 from validation.served import (
@@ -249,7 +249,7 @@ DRAFTING = "may draft several tokens a step"
 MAY_DRAFT = (("deepseek_v3", "trtllm"),)
 
 
-def score(forecasts: list[Forecast], file: str) -> Scores:
+def score(forecasts: list[Forecast], file: str) -> GroupScores:
     """Errors of the time per output token and of whole requests, by model, system, framework and
     dtype. Those that no such GPUs can have served (a table's concurrency may be of several
     deployments), and those that may not be what they say, are apart."""
@@ -280,7 +280,7 @@ def score(forecasts: list[Forecast], file: str) -> Scores:
                     file, op, ALL, ALL, ALL, tuple((name, ALL) for name, _ in group.by)
                 )
                 totals.setdefault(anywhere, []).append(np.array(values))
-    return Scores(
+    return GroupScores(
         groups=tuple(Score(g, _errors(found), {}) for g, found in sorted(rows.items())),
         totals=tuple(Score(g, _errors(found), {}) for g, found in sorted(totals.items())),
     )

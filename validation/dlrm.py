@@ -17,7 +17,7 @@ from gpuir.cli import commands, options
 from gpuir.cli.output import check_ahead, emit, layout, note
 
 if TYPE_CHECKING:
-    from gpuir.backends.terminal import Layout, Page
+    from gpuir.backends.terminal import Page, Terminal
     from gpuir.ir.graph import Graph
     from gpuir.targets.profile import Profile
     from validation.sharded import Forecast
@@ -268,14 +268,14 @@ def models_of(path: str, models: str | None) -> Path:
 ALONE = "an iteration in parts that begin on an idle device: validation/dlrm.py alone has them"
 
 
-def rows(table: Table | Steps) -> Iterator[commands.Row]:
+def rows(table: Table | Steps) -> Iterator[commands.ScoredRow]:
     """What gives each number, where a command does."""
     if isinstance(table, Steps):
         for f in table.forecasts:
             yield from f.rows
         return
     for r in table.results:
-        yield commands.Row(r.time_s, "s", "", ALONE)
+        yield commands.ScoredRow(r.time_s, "s", "", ALONE)
 
 
 # ---- scoring -----------------------------------------------------------------------------------
@@ -400,7 +400,7 @@ LEGEND = (
 )
 
 
-def report(tables: Sequence[Table | Steps], layout: Layout) -> str:
+def report(tables: Sequence[Table | Steps], layout: Terminal) -> str:
     from gpuir.backends.terminal import Page
 
     page = Page(layout.width, layout.color)

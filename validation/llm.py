@@ -22,7 +22,7 @@ from gpuir.cost.work import Work
 from gpuir.fit.batch import alike
 from gpuir.fit.columns import Columns, Floats, TableFile
 from gpuir.fit.readers import Shapes
-from gpuir.fit.score import RowErrors, Score, ScoredRows, Scores, kernel_s, row_errors
+from gpuir.fit.score import GroupScores, RowErrors, Score, ScoredRows, kernel_s, row_errors
 from gpuir.fit.tables import target_of
 from gpuir.targets.target import Target
 from validation import profiled
@@ -205,7 +205,7 @@ def score(
     build: Build,
     watch: Callable[[str], None] = lambda _: None,
     weights: Mapping[str, Model] | None = None,
-) -> Scores:
+) -> GroupScores:
     """Errors of each part, and of whole layers without attention, of the measured kernels and of
     transformers' own under each profile. A target in `weights` has a model of its own."""
     rows: dict[ScoredRows, list[Floats]] = {}
@@ -224,7 +224,7 @@ def score(
             for group, numbers in _compared(model, stack, parts):
                 rows.setdefault(group, []).append(numbers)
     groups = [Score(g, _errors(found), {}) for g, found in sorted(rows.items())]
-    return Scores(groups=tuple(groups))
+    return GroupScores(groups=tuple(groups))
 
 
 def _errors(parts: list[Floats]) -> RowErrors:

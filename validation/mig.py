@@ -21,7 +21,7 @@ from gpuir.cli import commands, options
 from gpuir.cli.eval import show_scores
 from gpuir.cli.output import check_ahead, emit, note
 from gpuir.fit.columns import Floats
-from gpuir.fit.score import ALL, Score, ScoredRows, Scores, row_errors
+from gpuir.fit.score import ALL, GroupScores, Score, ScoredRows, row_errors
 from gpuir.ir.errors import GpuirError, UsageError
 from gpuir.report.table import Column, Heading, Notes, Part, Report, Table
 
@@ -279,12 +279,14 @@ def absolute(row: Row) -> Case | Fit:
     return Case(row, op, target, "ms", measured_s * 1e3, time_s * 1e3, apart, command)
 
 
-def commanded(c: Case) -> commands.Row:
+def commanded(c: Case) -> commands.ScoredRow:
     """What gives a case's number, or why nothing does."""
     if c.command and not c.op.endswith(SCALED):
-        return commands.Row(c.predicted * 1e-3, "s", c.command, "reports.0.latency_s")
+        return commands.ScoredRow(c.predicted * 1e-3, "s", c.command, "reports.0.latency_s")
     stands = {"ms": "neighbours, a shared GPU, an engine or the node's images count too"}
-    return commands.Row(c.predicted, c.unit, "", stands.get(c.unit, "a ratio of several runs"))
+    return commands.ScoredRow(
+        c.predicted, c.unit, "", stands.get(c.unit, "a ratio of several runs")
+    )
 
 
 def neighbours(row: Row, job: Job, target: str) -> tuple[float, ...]:
@@ -318,7 +320,7 @@ def scaled(cases: Sequence[Case]) -> list[Case]:
 # ---------------------------------------------------------------------------- scores
 
 
-def score(found: Found) -> Scores:
+def score(found: Found) -> GroupScores:
     """Errors by op, model and profile's GPU; in total by op and series."""
     groups: dict[ScoredRows, list[Floats]] = {}
     totals: dict[ScoredRows, list[Floats]] = {}
@@ -332,7 +334,7 @@ def score(found: Found) -> Scores:
         if not c.apart:
             total = group._replace(dtype=ALL, by=(by[0], ("model", ALL)))
             totals.setdefault(total, []).append(numbers)
-    return Scores(groups=_scores(groups), totals=_scores(totals))
+    return GroupScores(groups=_scores(groups), totals=_scores(totals))
 
 
 def _dtype(row: Row) -> str:
@@ -384,8 +386,8 @@ def _table(found: Found) -> Any:
     return Measured(found.file, "MIG slices", found.count, (), found.skipped)
 
 
-def _together(found: Sequence[Found]) -> Scores:
-    total = Scores()
+def _together(found: Sequence[Found]) -> GroupScores:
+    total = GroupScores()
     for f in found:
         total += score(f)
     return total

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from gpuir.backends.scores import SCHEMA
-from gpuir.backends.terminal import Layout, Page
+from gpuir.backends.terminal import Page, Terminal
 from gpuir.fit.score import Errors
 from validation.cases import Labels, Predicted, Result, Times
 from validation.models import PUBLISHED, Group
@@ -114,7 +114,7 @@ def _round(x: float) -> float:
 # ---------------------------------------------------------------------------- for a terminal
 
 
-def report(scores: Scores, layout: Layout) -> str:
+def report(scores: Scores, layout: Terminal) -> str:
     """Each case, then the groups' errors beside those of others, then kinds of operators, then what
     was left out."""
     labels, cases = scores.labels, scores.cases

@@ -77,12 +77,12 @@ def program(sizes: Sizes, batch: int, seq: int, form: Form) -> Any:
     then the metrics."""
     import torch
 
-    from gpuir.frontends.torch.program import Program
+    from gpuir.frontends.torch.program import TorchProgram
 
     with torch.device("meta"):
         module = _module(sizes, batch, seq, form)
         ids = torch.zeros((batch, seq), dtype=torch.long)
-    return Program(module, (ids, ids), repeats=True)
+    return TorchProgram(module, (ids, ids), repeats=True)
 
 
 def _module(f: Sizes, batch: int, seq: int, form: Form) -> torch.nn.Module:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 
-from gpuir.cli.commands import Row
+from gpuir.cli.commands import ScoredRow
 from gpuir.simulate.parallel import Parallel
 from gpuir.simulate.step import Step
 from gpuir.targets.cluster import Cluster, cluster_names, load_cluster
@@ -64,8 +64,8 @@ class Forecast:
         return low <= self.run.measured_s <= high
 
     @property
-    def row(self) -> Row:
-        return Row(self.time_s, "s", self.asked.command, "time_s")
+    def row(self) -> ScoredRow:
+        return ScoredRow(self.time_s, "s", self.asked.command, "time_s")
 
 
 def forecast(run: Run) -> Forecast:

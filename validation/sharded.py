@@ -27,7 +27,7 @@ from math import inf
 from pathlib import Path
 from typing import Any, cast
 
-from gpuir.cli.commands import Row
+from gpuir.cli.commands import ScoredRow
 from gpuir.files import read_json
 from gpuir.fit.columns import TableFile, count_of
 from gpuir.fit.tables import target_of
@@ -35,7 +35,7 @@ from gpuir.ir.errors import GpuirError, UsageError
 from gpuir.ir.types import f16, f32
 from gpuir.ops.spread import Spread
 from gpuir.plan.exchange import collective_of
-from gpuir.plan.sharding import Plan, Setting, greedily, options, shard
+from gpuir.plan.sharding import PlacementPlan, PlacementSetting, greedily, options, shard
 from gpuir.plan.tables import EmbeddingTable
 from gpuir.targets.cluster import Cluster, load_cluster
 from validation import commands
@@ -67,15 +67,15 @@ class Forecast:
 
     run: Run
     parts: Mapping[str, float]
-    given: tuple[Row, ...] = ()
+    given: tuple[ScoredRow, ...] = ()
 
     @property
     def time_s(self) -> float:
         return sum(self.parts.values())
 
     @property
-    def rows(self) -> tuple[Row, ...]:
-        return Row(self.time_s, "s", "", "a sum of parts, which follow"), *self.given
+    def rows(self) -> tuple[ScoredRow, ...]:
+        return ScoredRow(self.time_s, "s", "", "a sum of parts, which follow"), *self.given
 
     @property
     def error(self) -> float:
@@ -169,7 +169,7 @@ def predicted(run: Run, model: Mapping[str, Any]) -> Forecast:
     collective = collective_of(cluster)
     is_dlrm = run.model.startswith("dlrm")
     tables = tuple(tables_of(model, run))
-    setting = Setting(
+    setting = PlacementSetting(
         cluster.target,
         cluster.gpus,
         cluster.target.dram.bytes * MEMORY,
@@ -180,7 +180,7 @@ def predicted(run: Run, model: Mapping[str, Any]) -> Forecast:
     )
     plan = placed(tables, setting, is_dlrm)
     found = dict(plan.parts)
-    given = [Row(plan.time_s, "s of its tables", *_placing(run, tables, setting, cluster))]
+    given = [ScoredRow(plan.time_s, "s of its tables", *_placing(run, tables, setting, cluster))]
     local = run.batch // run.gpus
     shape, pairs = shape_of(model, tables, is_dlrm)
     if is_dlrm and run.gpus > 1:
@@ -190,12 +190,14 @@ def predicted(run: Run, model: Mapping[str, Any]) -> Forecast:
     dense_s, gradient_bytes = dense(shape, pairs, local, run.dtype, run.target)
     found["dense"] = dense_s
     apart = sum(found[name] for name in ("dense", "bottom perceptron") if name in found)
-    given.append(Row(apart, "s of its dense layers", "", "validation/sharded.py alone has them"))
+    given.append(
+        ScoredRow(apart, "s of its dense layers", "", "validation/sharded.py alone has them")
+    )
     if run.gpus > 1:
         found["dense all-reduce"] = collective("all_reduce", gradient_bytes)
         call = f"gpuir.collective('all_reduce', {gradient_bytes!r}, {cluster.name!r}, dtype='f32')"
         said = (f"{call}.time_s", "") if _is_named(cluster) else ("", NAMELESS)
-        given.append(Row(found["dense all-reduce"], "s of its all-reduce", *said))
+        given.append(ScoredRow(found["dense all-reduce"], "s of its all-reduce", *said))
     return Forecast(run, found, tuple(given))
 
 
@@ -210,7 +212,7 @@ def _is_named(cluster: Cluster) -> bool:
 
 
 def _placing(
-    run: Run, tables: Sequence[EmbeddingTable], setting: Setting, cluster: Cluster
+    run: Run, tables: Sequence[EmbeddingTable], setting: PlacementSetting, cluster: Cluster
 ) -> tuple[str, str]:
     """The command that places the tables of a run, and the field of its time; or why none does."""
     if not _is_named(cluster):
@@ -234,7 +236,9 @@ def _placing(
     return commands.line("shard", str(path), options), "time_s"
 
 
-def placed(tables: Sequence[EmbeddingTable], setting: Setting, is_dlrm: bool) -> Plan:
+def placed(
+    tables: Sequence[EmbeddingTable], setting: PlacementSetting, is_dlrm: bool
+) -> PlacementPlan:
     """The tables of DLRM on all GPUs but the first; others as `gpuir shard` has them."""
     if not is_dlrm or setting.gpus == 1:
         return shard(tables, setting).plan

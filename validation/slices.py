@@ -22,10 +22,10 @@ from gpuir.ir.graph import Graph, Node
 from gpuir.ir.notes import Tile
 from gpuir.ir.types import DTYPES
 from gpuir.ops import kernel as k
-from gpuir.plan.mig.workloads import DoesNotFit, Part, Setting, Workload
+from gpuir.plan.mig.workloads import DoesNotFit, ServingSetting, SharedSlice, Workload
 from gpuir.report.answer import Answer
 from gpuir.run.analysis import run_alone
-from gpuir.simulate.sharing import Common, Load, Mode, Tenant, simulate, speeds
+from gpuir.simulate.sharing import Load, Mode, SharedResources, Tenant, simulate, speeds
 from gpuir.targets.load import load_target
 from gpuir.targets.target import Target
 from validation import commands, zoo
@@ -172,7 +172,7 @@ def beside(job: Job, target: str, others: Sequence[float]) -> float:
         return time_s
     own = Tenant("", Load(), time_s, {}, watts=wanted_w(job, target))
     some = [own, *(replace(own, watts=w) for w in others)]
-    return time_s / speeds(some, Common({}, 0.0, {"": board_watts(on)}, bend(on)))[0].of
+    return time_s / speeds(some, SharedResources({}, 0.0, {"": board_watts(on)}, bend(on)))[0].of
 
 
 # ---------------------------------------------------------------------------- MLPerf's engines
@@ -211,13 +211,13 @@ JOB_REQUESTS = 200
 def steps_per_s(job: Job, target: str, count: int, mode: Mode | None) -> float | None:
     """Runs a second of so many jobs: together on a target, or each on a slice of its own without a
     mode. None where they do not fit."""
-    setting = Setting((Workload(job.model, 0, count),), lambda _, on: alone(job, on))
+    setting = ServingSetting((Workload(job.model, 0, count),), lambda _, on: alone(job, on))
     try:
         if mode is None:
             places = [f"GPU: slice {i}" for i in range(count)]
-            tenants = [x for at in places for x in setting.tenants(Part(target), at, (0,))]
+            tenants = [x for at in places for x in setting.tenants(SharedSlice(target), at, (0,))]
         else:
-            tenants = list(setting.tenants(Part(target, mode), "GPU", setting.members))
+            tenants = list(setting.tenants(SharedSlice(target, mode), "GPU", setting.members))
     except DoesNotFit:
         return None
     common = setting.common({"GPU": load_target(target.partition(":")[0])})

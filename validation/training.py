@@ -19,7 +19,7 @@ from validation.ranks import is_fitted
 from validation.runs import Run
 
 if TYPE_CHECKING:
-    from gpuir.backends.terminal import Layout, Page
+    from gpuir.backends.terminal import Page, Terminal
     from validation.ranks import Forecast
 
 # By what errors are grouped: the name of the group, and of what in it a run is.
@@ -205,7 +205,7 @@ LEGEND = (
 )
 
 
-def report(tables: Sequence[Table], layout: Layout) -> str:
+def report(tables: Sequence[Table], layout: Terminal) -> str:
     from gpuir.backends.terminal import Page
 
     page = Page(layout.width, layout.color)

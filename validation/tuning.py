@@ -248,21 +248,21 @@ def totals(sweeps: Sequence[Swept], winners: Sequence[Won]) -> dict[str, float |
 # ---- what a user types ------------------------------------------------------------------------
 
 
-def commanded(p: Problem) -> Iterator[commands.Row]:
+def commanded(p: Problem) -> Iterator[commands.ScoredRow]:
     """The time of each configuration of a sweep, and of each one that won, with its call. A rank
     compares the latter with a whole space."""
     if p.time_s is not None:
         time_s, legal = predicted(p, slice(None))
         for i, seconds in enumerate(np.broadcast_to(time_s, (p.count,)).tolist()):
             tiles = p.tiles.each(lambda n, i=i: np.asarray(n)[i] if np.ndim(n) else n)
-            yield commands.Row(seconds, "s", *_call(p, p.works, tiles, bool(legal[i])))
+            yield commands.ScoredRow(seconds, "s", *_call(p, p.works, tiles, bool(legal[i])))
         return
     for begin in range(0, len(p.winners), ROWS):
         time_s, legal = predicted(p, slice(begin, begin + ROWS))
         for i, winner in enumerate(p.winners[begin : begin + ROWS].tolist()):
             own = partial(_at, row=begin + i, column=winner)
             call = _call(p, [w.each(own) for w in p.works], p.tiles.each(own), legal[i, winner])
-            yield commands.Row(float(time_s[i, winner]), "s", *call)
+            yield commands.ScoredRow(float(time_s[i, winner]), "s", *call)
 
 
 def _at(n: Number, row: int, column: int) -> Number:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from gpuir.cli import commands, options
-from gpuir.cli.commands import Row
+from gpuir.cli.commands import ScoredRow
 from gpuir.cli.output import check_ahead, emit, layout, note
 from validation.commands import Analysis, Asked
 from validation.commands import config as written
@@ -145,16 +145,18 @@ def asked(program: Program, config: Mapping[str, Any]) -> Asked:
     return Asked(written(config, program.model), load_options(program, config))
 
 
-def row_of(result: Result, config: Mapping[str, Any]) -> Row:
+def row_of(result: Result, config: Mapping[str, Any]) -> ScoredRow:
     """A case's time, and the command that gives it."""
     case, time_s = result.case, result.predicted.times.total_s
     if case.program.mode == "train":
-        return Row(time_s, "s", "", "its loss is not timed, and backward begins on an idle GPU")
+        return ScoredRow(
+            time_s, "s", "", "its loss is not timed, and backward begins on an idle GPU"
+        )
     if "expert_capacity" in config:
-        return Row(time_s, "s", "", "all its tokens choose one expert")
+        return ScoredRow(time_s, "s", "", "all its tokens choose one expert")
     of = asked(case.program, config)
     run = Analysis(of.model, of.options, case.profile, tf32=False, target=case.target.name)
-    return Row(time_s, "s", run.command, "reports.0.latency_s")
+    return ScoredRow(time_s, "s", run.command, "reports.0.latency_s")
 
 
 def noted(result: Result) -> Result:

@@ -9,7 +9,7 @@ from typing import Any
 from gpuir.backends.analysis import fits_text
 from gpuir.backends.structured import record
 from gpuir.plan.advise import LEAST_GAIN, Advice, Money, Trial
-from gpuir.plan.changes import Change, Setup
+from gpuir.plan.changes import ModelChange, Setup
 from gpuir.report.answer import Answer
 from gpuir.report.table import Column, Heading, Notes, Part, Report, Table, fields
 from gpuir.report.units import percent, quantity, rate, usd
@@ -84,7 +84,7 @@ def _what(x: Trial) -> str:
 
 def _how(r: Advice, named: Sequence[tuple[str, Trial]], flags: Flags) -> Iterator[tuple[str, str]]:
     """The options that make each change, and once what it costs."""
-    said: list[Change] = []
+    said: list[ModelChange] = []
     for name, x in named:
         yield name, " ".join(flags(r.setup, x.setup))
         if x.changes[-1] not in said:

@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from gpuir.backends.json_csv import fields_of, kernels_table
-from gpuir.backends.terminal import GAP, Layout
+from gpuir.backends.terminal import GAP, Terminal
 from gpuir.ir.notes import Bound
 from gpuir.report.answer import SCHEMA, Answer
-from gpuir.report.equal import Alike, alike, layer, tile_text
-from gpuir.report.kernels import Kernel, Total
+from gpuir.report.equal import EqualKernels, alike, layer, tile_text
+from gpuir.report.kernels import KernelRow, Total
 from gpuir.report.modules import modules
 from gpuir.report.names import node_name
 from gpuir.report.table import Column, Heading, Notes, Part, Report, Table
@@ -39,7 +39,7 @@ LEAST_GAIN = 0.01  # of the time: causes below are not listed
 GONE = {"host": "the host"}  # of causes, where the word alone does not read well
 
 
-def analysis_report(answers: Sequence[Answer], layout: Layout) -> Report:
+def analysis_report(answers: Sequence[Answer], layout: Terminal) -> Report:
     """One run, or several compared. JSON is described in docs/reference/json-schema.md; programs
     have a row for each kernel, target and profile."""
     return Report(
@@ -53,7 +53,7 @@ def analysis_report(answers: Sequence[Answer], layout: Layout) -> Report:
 # ---------------------------------------------------------------------------- one target
 
 
-def _single(s: Answer, layout: Layout) -> Iterator[Part]:
+def _single(s: Answer, layout: Terminal) -> Iterator[Part]:
     title = f"{s.device.title} ({s.device.name})" if s.device.title else s.device.name
     short = f"does not fit, {lacking(s.memory)}: " if s.memory.fits is False else ""
     yield Heading(f"{short}{s.model} on {title}")
@@ -285,7 +285,7 @@ def bounds(shares: Sequence[tuple[Bound, float]], whole: float) -> str:
     return ", ".join(f"{name} {percent(part, whole)}" for name, part in largest if part)
 
 
-def spread(x: Kernel) -> str:
+def spread(x: KernelRow) -> str:
     """`-9 +14 %`: the ends of the interval, beside the time."""
     if x.cost.interval is None or not x.cost.time_s:
         return ""
@@ -307,11 +307,11 @@ def _slowest(s: Answer, top: int) -> Table | None:
     time, count = sum(x.time_s for x in rest), sum(len(x.kernels) for x in rest)
     more = f"{count:,} more take {quantity(time, 's')}, {percent(time, s.latency_s)}: see --top"
 
-    def each_s(x: Alike) -> float | None:
+    def each_s(x: EqualKernels) -> float | None:
         return x.one.cost.time_s if x.runs != 1 else None
 
     def fact(title: str, name: str, text: Callable[[float], str], drop: int) -> Column:
-        def cell(x: Alike) -> str:
+        def cell(x: EqualKernels) -> str:
             value = x.one.cost.fact(name)
             return "" if value is None else text(value)
 
@@ -339,7 +339,7 @@ def _slowest(s: Answer, top: int) -> Table | None:
     )
 
 
-def _totals(s: Answer, layout: Layout) -> Table | None:
+def _totals(s: Answer, layout: Terminal) -> Table | None:
     """A row a kind of kernels, a phase of training, or a module."""
     match layout.group:
         case "kernel":
@@ -442,7 +442,7 @@ def _labelled(label: str, notes: Iterable[str]) -> Iterator[tuple[str, str]]:
 # ---------------------------------------------------------------------------- several targets
 
 
-def _compare(answers: Sequence[Answer], layout: Layout) -> Iterator[Part]:
+def _compare(answers: Sequence[Answer], layout: Terminal) -> Iterator[Part]:
     first, runs = answers[0], list(zip(run_names(answers), answers, strict=True))
     yield Heading(f"{first.model} {of_what(answers)}")
     if unfit := [(name, s) for name, s in runs if s.memory.fits is False]:

@@ -9,14 +9,14 @@ from xml.etree import ElementTree
 
 from gpuir.backends.structured import record
 from gpuir.backends.terminal import printable
-from gpuir.report.diff import Change, Check, Diff
+from gpuir.report.diff import BudgetCheck, Diff, KernelChange
 from gpuir.report.equal import pattern
-from gpuir.report.saved import METRICS, Entry
+from gpuir.report.saved import METRICS, SavedKernel
 from gpuir.report.table import Column, Heading, Notes, Part, Report, Table, fields
 from gpuir.report.units import percent, quantity
 
 
-def diff_report(diffs: Sequence[Diff], checks: Sequence[Check], top: int = 15) -> Report:
+def diff_report(diffs: Sequence[Diff], checks: Sequence[BudgetCheck], top: int = 15) -> Report:
     """Budgets, numbers of both, what kinds of kernels take, the kernels that differ. JSON is
     described in docs/guide/diff.md; programs have a row for each group of kernels."""
     return Report(
@@ -67,7 +67,7 @@ def uncertainty(d: Diff) -> str:
     return f"{verdict}: {ends[0]}, then {ends[1]} in 80 % of cases"
 
 
-def kept(check: Check) -> str:
+def kept(check: BudgetCheck) -> str:
     """`latency=+3%  ok: 8.45 ms, of 8.70 ms at most`."""
     name = check.budget.metric
     verdict = "ok" if check.is_kept else "OVER"
@@ -75,16 +75,16 @@ def kept(check: Check) -> str:
     return f"{verdict}: {amount(name, check.new)}, of {limit} at most ({change(check)})"
 
 
-def change(check: Check) -> str:
+def change(check: BudgetCheck) -> str:
     name, old, new = check.budget.metric, check.old, check.new
     return f"{difference(name, old, new)}, {share(old, new)}"
 
 
-def sides(c: Change) -> str:
+def sides(c: KernelChange) -> str:
     """`gemm f16 b=1 m=8 n=64 k=64`, and what it was before an arrow where that is another; of
     several kernels only the kinds."""
 
-    def text(entries: Sequence[Entry]) -> str:
+    def text(entries: Sequence[SavedKernel]) -> str:
         whole = len(c.old) < 2 and len(c.new) < 2
         names = (f"{x.kind} {x.shape}".rstrip() if whole else x.kind for x in entries)
         return ", ".join(dict.fromkeys(names))
@@ -102,7 +102,7 @@ def unchanged(d: Diff) -> str:
 # ---------------------------------------------------------------------------- for people
 
 
-def _parts(diffs: Sequence[Diff], checks: Sequence[Check], top: int) -> Iterator[Part]:
+def _parts(diffs: Sequence[Diff], checks: Sequence[BudgetCheck], top: int) -> Iterator[Part]:
     if checks:
         over = sum(not c.is_kept for c in checks)
         yield Heading(f"{over} of {len(checks)} budgets exceeded" if over else "within budget")
@@ -178,7 +178,7 @@ def _kernels(d: Diff, top: int) -> Table:
 def _groups(d: Diff) -> Table:
     """All kernels, those of like changes together."""
 
-    def took(kernels: Sequence[Entry], time_s: float) -> str:
+    def took(kernels: Sequence[SavedKernel], time_s: float) -> str:
         return quantity(time_s, "s") if kernels else ""
 
     return Table(
@@ -203,7 +203,7 @@ def _groups(d: Diff) -> Table:
 # ---------------------------------------------------------------------------- for programs
 
 
-def _record(d: Diff, checks: Sequence[Check]) -> dict[str, Any]:
+def _record(d: Diff, checks: Sequence[BudgetCheck]) -> dict[str, Any]:
     side = "model target profile batch interval_s nodes"
     return record(
         d,
@@ -220,7 +220,7 @@ def _record(d: Diff, checks: Sequence[Check]) -> dict[str, Any]:
     )
 
 
-def junit(checks: Sequence[Check]) -> str:
+def junit(checks: Sequence[BudgetCheck]) -> str:
     """A test case a budget and run, as the JUnit schema of Ant has it (github.com/windyroad/
     JUnit-Schema): a failed one says by how much."""
     failed = str(sum(not c.is_kept for c in checks))

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gpuir.backends.terminal import Layout, Page, cell_width
+from gpuir.backends.terminal import Page, Terminal, cell_width
 from gpuir.ops import kernel as k
 from gpuir.report.answer import Answer, Line
 from gpuir.report.find import Located
-from gpuir.report.kernels import Kernel
+from gpuir.report.kernels import KernelRow
 from gpuir.report.names import node_name
 from gpuir.report.table import Column, Table
 from gpuir.report.units import percent, plain, quantity, share
@@ -16,7 +16,7 @@ from gpuir.report.units import percent, plain, quantity, share
 INLINE = 44  # a longer source stands below, once, under a number
 
 
-def explanation(s: Answer, found: Located, lines: Sequence[Line], layout: Layout) -> str:
+def explanation(s: Answer, found: Located, lines: Sequence[Line], layout: Terminal) -> str:
     """What a kernel is and stands for, then the lines that lead to its time; of a loop or branch,
     its kernels."""
     page = Page(layout.width, layout.color)
@@ -50,7 +50,7 @@ def explanation(s: Answer, found: Located, lines: Sequence[Line], layout: Layout
     return page.text()
 
 
-def several(s: Answer, name: str, found: Sequence[Located], layout: Layout) -> str:
+def several(s: Answer, name: str, found: Sequence[Located], layout: Terminal) -> str:
     """The kernels of one model node, and what they take together."""
     page = Page(layout.width, layout.color)
     page.heading(f"{name} on {s.device.title or s.device.name}")
@@ -74,10 +74,10 @@ def _parts(s: Answer, found: Sequence[Located], page: Page, top: int) -> None:
         ends.insert(0, ("", rest, f"{len(rest):,} more: see --top"))
     each = [(x.kind, [x], f"%{'/'.join(x.path)}") for x in inside[:top]]
 
-    def time_s(some: Sequence[Kernel]) -> float:
+    def time_s(some: Sequence[KernelRow]) -> float:
         return sum(x.time_s for x in some)
 
-    def each_s(x: tuple[str, Sequence[Kernel], str]) -> float | None:
+    def each_s(x: tuple[str, Sequence[KernelRow], str]) -> float | None:
         return x[1][0].cost.time_s if x[0] else None
 
     page.part(

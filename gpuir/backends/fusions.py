@@ -8,7 +8,7 @@ from typing import Any
 from gpuir.backends.structured import record
 from gpuir.report.answer import Answer
 from gpuir.report.equal import pattern
-from gpuir.report.fusions import Fusion, alike_fusions, fusions
+from gpuir.report.fusions import FusedKernel, alike_fusions, fusions
 from gpuir.report.names import node_name
 from gpuir.report.table import Column, Heading, Notes, Part, Report, Table, fields
 from gpuir.report.units import quantity, share
@@ -40,7 +40,7 @@ LEGEND = (
 )
 
 
-def _parts(fused: Answer, unfused: Answer, each: Sequence[Fusion], top: int) -> Iterator[Part]:
+def _parts(fused: Answer, unfused: Answer, each: Sequence[FusedKernel], top: int) -> Iterator[Part]:
     title = fused.device.title or fused.device.name
     yield Heading(f"{fused.model} on {title} under {fused.profile}: what fusing saves")
     both = (
@@ -75,7 +75,7 @@ def _parts(fused: Answer, unfused: Answer, each: Sequence[Fusion], top: int) -> 
     yield Notes([("", LEGEND)], 0)
 
 
-def _saved_s(group: Sequence[Fusion]) -> float:
+def _saved_s(group: Sequence[FusedKernel]) -> float:
     return sum(f.time_s for f in group)
 
 
@@ -95,7 +95,7 @@ COLUMNS = (
 )
 
 
-def _names(group: Sequence[Fusion]) -> list[str]:
+def _names(group: Sequence[FusedKernel]) -> list[str]:
     """The model nodes of the parts, what layers share said once."""
     parts = zip(*([node_name(x.anchor) for x in f.parts] for f in group), strict=True)
     return list(dict.fromkeys(pattern(list(names)) for names in parts))

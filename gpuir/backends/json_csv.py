@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from gpuir.backends.structured import record
 from gpuir.report.answer import Answer
 from gpuir.report.equal import tile_text
-from gpuir.report.kernels import Kernel, Total
+from gpuir.report.kernels import KernelRow, Total
 from gpuir.report.modules import modules
 from gpuir.report.table import Column, Table, fields
 
@@ -64,7 +64,7 @@ def memory_record(m: Memory) -> dict[str, Any]:
     )
 
 
-def kernel_record(x: Kernel) -> dict[str, Any]:
+def kernel_record(x: KernelRow) -> dict[str, Any]:
     tile, cost = x.tile, x.cost
     return record(
         x,
@@ -86,10 +86,10 @@ def kernel_record(x: Kernel) -> dict[str, Any]:
 def kernels_table(s: Answer) -> Table:
     """A row a kernel, in graph order; times in seconds, a column a fact."""
 
-    def terms(x: Kernel) -> dict[str, float]:
+    def terms(x: KernelRow) -> dict[str, float]:
         return {f"{name}_s": x.cost.term(name) for name in TERMS}
 
-    def facts(x: Kernel) -> dict[str, Any]:
+    def facts(x: KernelRow) -> dict[str, Any]:
         return {f"fact_{name}": value for name, value in x.cost.facts}
 
     return Table(

@@ -5,13 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from gpuir.backends.terminal import Layout, printable
+from gpuir.backends.terminal import Terminal, printable
 from gpuir.report.table import Drawing, Heading, Notes, Part, Report, Table
 
 MEANT = re.compile(r"[\\`*_\[\]>|~]|<(?![\d ])")  # what Markdown takes for more than a character
 
 
-def markdown(report: Report, _: Layout) -> str:
+def markdown(report: Report, _: Terminal) -> str:
     """Headings, lists of labelled sentences, tables."""
     lines: list[str] = []
     level = "##"

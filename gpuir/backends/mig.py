@@ -12,7 +12,7 @@ from xml.sax.saxutils import escape
 from gpuir.backends.terminal import cell_width, cut, printable, short_words
 from gpuir.report.table import Column, Drawing, Heading, Notes, Part, Report, Table
 from gpuir.report.units import quantity
-from gpuir.targets.mig import Geometry, Layout, Mig, Placement, Profile, is_packed
+from gpuir.targets.mig import Geometry, InstancePlacement, InstanceProfile, Layout, Mig, is_packed
 from gpuir.targets.target import Target
 
 LABEL_LINES = 4  # of what runs in an instance, in a picture
@@ -53,12 +53,12 @@ class Divided:
         return self.parts[i] if i < len(self.parts) else ()
 
 
-def part_name(profile: Profile, slices: int) -> str:
+def part_name(profile: InstanceProfile, slices: int) -> str:
     """What the driver calls a compute instance of so many slices."""
     return profile.name if slices == profile.compute_slices else f"{slices}c.{profile.name}"
 
 
-def counted(profiles: Sequence[Profile]) -> str:
+def counted(profiles: Sequence[InstanceProfile]) -> str:
     """`3g.20gb+2x2g.10gb`: names in the order given, equal ones counted."""
     counts = Counter(p.name for p in profiles)
     return "+".join(f"{n}x{name}" if n > 1 else name for name, n in counts.items())
@@ -201,7 +201,12 @@ def svg(mig: Mig, layout: Layout, labels: Sequence[str] = (), title: str = "") -
 
 
 def geometries_report(
-    target: Target, mig: Mig, found: Sequence[Geometry], kinds: Sequence[Profile], *, packed: bool
+    target: Target,
+    mig: Mig,
+    found: Sequence[Geometry],
+    kinds: Sequence[InstanceProfile],
+    *,
+    packed: bool,
 ) -> Report:
     """A row a geometry, what the columns mean, and which profiles are not in it."""
     table = _geometries(target, mig, found, ())
@@ -253,7 +258,7 @@ def _slices(kind: str, whole: int, drop: int = 0) -> Column:
 
 
 def _meanings(
-    target: Target, mig: Mig, kinds: Sequence[Profile], packed: bool
+    target: Target, mig: Mig, kinds: Sequence[InstanceProfile], packed: bool
 ) -> Iterator[tuple[str, str]]:
     yield "layout", "along the memory: the compute slices of each instance; dots are idle"
     never = target.sms - mig.whole.sms
@@ -295,10 +300,10 @@ def layout_report(mig: Mig, divided: Divided, geometry: Geometry, width: int) ->
 def _instances(divided: Divided, mig: Mig) -> Table:
     """The instances of a layout, a row each, with its compute instances."""
 
-    def places(x: Placement) -> str:
+    def places(x: InstancePlacement) -> str:
         return str(x.start) if x.profile.size == 1 else f"{x.start}-{x.end - 1}"
 
-    def slices(x: tuple[Placement, list[str]]) -> str:
+    def slices(x: tuple[InstancePlacement, list[str]]) -> str:
         return f"{x[0].profile.compute_slices}/{mig.compute_slices}"
 
     def of(name: str) -> Callable[[Any], Any]:

@@ -16,7 +16,7 @@ from typing import Any
 from gpuir.backends.mig import Divided, counted
 from gpuir.backends.terminal import printable
 from gpuir.ir.errors import UsageError
-from gpuir.targets.mig import Profile
+from gpuir.targets.mig import InstanceProfile
 
 VERSION = "v1"  # of mig-parted's file
 RESET_BY_MIG = ("sm_80",)  # architectures whose GPUs a change of the mode resets: A100, A30
@@ -43,7 +43,7 @@ def mig_parted(configs: Mapping[str, Sequence[Divided]], notes: Sequence[str] = 
     return "".join(f"# {printable(note)}\n" for note in notes) + text
 
 
-def config_name(profiles: Sequence[Profile]) -> str:
+def config_name(profiles: Sequence[InstanceProfile]) -> str:
     """`3g.20gb-2x1g.5gb.me`: a configuration's name that may stand in a label of Kubernetes."""
     return "-".join(
         counted([p for p in profiles if p == kind]).replace("+", ".").replace("gb-me", "gb.no-me")

@@ -12,8 +12,8 @@ from gpuir.backends.mig_parted import config_name, mig_parted, nvidia_smi
 from gpuir.backends.structured import record
 from gpuir.ir.errors import UsageError
 from gpuir.plan.mig.reasons import PART, TURN, Cause, Reason, causes, reasons
-from gpuir.plan.mig.search import Found, Objective, Outcome, Seat, Seated
-from gpuir.plan.mig.workloads import Setting
+from gpuir.plan.mig.search import FoundPlans, Objective, Outcome, Seat, Seated
+from gpuir.plan.mig.workloads import ServingSetting
 from gpuir.report.answer import Answer
 from gpuir.report.table import Column, Drawing, Heading, Notes, Part, Report, Table, fields
 from gpuir.report.units import percent, quantity, significant
@@ -30,8 +30,8 @@ NAMED = 3  # reasons that a plan's line names
 class Planned:
     """A search, what it was for, and what to say with it."""
 
-    found: Found
-    setting: Setting
+    found: FoundPlans
+    setting: ServingSetting
     objective: Objective
     notes: tuple[str, ...] = ()
 
@@ -155,7 +155,7 @@ def _plan(planned: Planned, outcome: Outcome) -> dict[str, Any]:
     )
 
 
-def seats_of(gpu: Seated, setting: Setting) -> list[dict[str, Any]]:
+def seats_of(gpu: Seated, setting: ServingSetting) -> list[dict[str, Any]]:
     """What runs in each part of a GPU."""
     return [
         {
@@ -267,7 +267,7 @@ def _lost(planned: Planned, outcome: Outcome) -> str:
     return "; ".join(found) or "within 2 % of the best"
 
 
-def asked_of(setting: Setting, outcome: Outcome) -> str:
+def asked_of(setting: ServingSetting, outcome: Outcome) -> str:
     """`4 x bert, resnet50 on 2 x a30`."""
     models = ", ".join(
         f"{w.count} x {w.name}" if w.count > 1 else w.name for w in setting.workloads

@@ -7,13 +7,13 @@ from typing import Any
 
 from gpuir.backends.mig_plan import asked_of, name_of, seats_of
 from gpuir.plan.mig.search import Seated
-from gpuir.plan.mig.timetable import DAY_S, Entry, Timetable, clock
-from gpuir.plan.mig.workloads import Setting
+from gpuir.plan.mig.timetable import DAY_S, PlannedStretch, Timetable, clock
+from gpuir.plan.mig.workloads import ServingSetting
 from gpuir.report.table import Column, Heading, Notes, Part, Report, Table
 from gpuir.report.units import percent, significant
 
 
-def timetable_report(made: Timetable, setting: Setting, notes: Sequence[str]) -> Report:
+def timetable_report(made: Timetable, setting: ServingSetting, notes: Sequence[str]) -> Report:
     """A row for each stretch in which the division stays, and what the day comes to."""
 
     def parts() -> Iterator[Part]:
@@ -30,18 +30,18 @@ def timetable_report(made: Timetable, setting: Setting, notes: Sequence[str]) ->
     )
 
 
-def _entries(made: Timetable, setting: Setting) -> Table:
-    def rates(x: Entry) -> dict[str, float | None]:
+def _entries(made: Timetable, setting: ServingSetting) -> Table:
+    def rates(x: PlannedStretch) -> dict[str, float | None]:
         pairs = zip(setting.workloads, x.stretch.rates, strict=True)
         return {w.name: rate for w, rate in pairs}
 
-    def moves(x: Entry) -> str:
+    def moves(x: PlannedStretch) -> str:
         return ", ".join(dict.fromkeys(x.move.names)) or "-"
 
-    def missed(x: Entry) -> str:
+    def missed(x: PlannedStretch) -> str:
         return str(x.outcome.missed or "-")
 
-    def away(x: Entry) -> str:
+    def away(x: PlannedStretch) -> str:
         return f"{x.move.away_s:.0f} s" if x.move.names else "-"
 
     return Table(
@@ -61,7 +61,7 @@ def _entries(made: Timetable, setting: Setting) -> Table:
     )
 
 
-def _fields(made: Timetable, setting: Setting, notes: Sequence[str]) -> dict[str, Any]:
+def _fields(made: Timetable, setting: ServingSetting, notes: Sequence[str]) -> dict[str, Any]:
     return {
         "entries": _entries(made, setting).records(),
         "changes": made.changes,
@@ -76,11 +76,11 @@ def _fields(made: Timetable, setting: Setting, notes: Sequence[str]) -> dict[str
     }
 
 
-def _seats(gpus: Sequence[Seated], setting: Setting) -> list[dict[str, Any]]:
+def _seats(gpus: Sequence[Seated], setting: ServingSetting) -> list[dict[str, Any]]:
     return [{"gpu": gpu.index, **seat} for gpu in gpus for seat in seats_of(gpu, setting)]
 
 
-def _day(made: Timetable, setting: Setting) -> Iterator[tuple[str, str]]:
+def _day(made: Timetable, setting: ServingSetting) -> Iterator[tuple[str, str]]:
     yield "changes", str(made.changes)
     yield "missed", _missed(made.spent.missed_s, setting)
     average = f"{significant(made.fixed_spent.progress_s / DAY_S)} instead of "
@@ -90,14 +90,14 @@ def _day(made: Timetable, setting: Setting) -> Iterator[tuple[str, str]]:
     yield "one division", f"{text}progress is {average} on average"
 
 
-def _missed(seconds: float, setting: Setting) -> str:
+def _missed(seconds: float, setting: ServingSetting) -> str:
     whole = DAY_S * len(setting.members)
     if not seconds:
         return "no load"
     return f"the load for {percent(seconds, whole)} of the models' time"
 
 
-def _named(gpus: Sequence[Seated], setting: Setting) -> str:
+def _named(gpus: Sequence[Seated], setting: ServingSetting) -> str:
     """`2g.12gb: bert; 1g.6gb: resnet50`, or how all share the whole GPU."""
     parts: list[str] = []
     for gpu in gpus:

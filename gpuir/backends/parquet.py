@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from gpuir.backends.structured import flat_rows
-from gpuir.backends.terminal import Layout
+from gpuir.backends.terminal import Terminal
 from gpuir.ir.errors import UsageError
 from gpuir.report.table import Report
 
@@ -34,7 +34,7 @@ def parquet(module: str = "pyarrow.parquet") -> Any:
         ) from error
 
 
-def to_parquet(report: Report, _: Layout) -> bytes:
+def to_parquet(report: Report, _: Terminal) -> bytes:
     """The rows of a report's tables: whole numbers, numbers, words, yes or no; null is what a row
     does not have."""
     pa = parquet("pyarrow")

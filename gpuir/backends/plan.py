@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from gpuir.backends.plans.record import Plan
+from gpuir.backends.plans.record import TrainingPlan
 from gpuir.backends.plans.table import PLAN_FORMATS
 from gpuir.ir.errors import UsageError
-from gpuir.plan.parallel import Found, Model, Tried
+from gpuir.plan.parallel import FoundChoices, ModelBounds, Tried
 from gpuir.report.table import Column, Heading, Notes, Part, Report, Table, fields
 from gpuir.report.units import percent, quantity, rate
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from gpuir.targets.prices import Price
 
 
-def best_of(found: Found) -> Tried:
+def best_of(found: FoundChoices) -> Tried:
     """The quickest; UsageError where none fits, with why."""
     if not found.best:
         why = "; ".join(f"{count} plans: {text}" for text, count in found.reasons[:3])
@@ -34,24 +34,26 @@ def best_of(found: Found) -> Tried:
     return found.best[0]
 
 
-def chosen(found: Found, form: str, batch: int, model: str, cluster: str) -> str:
+def chosen(found: FoundChoices, form: str, batch: int, model: str, cluster: str) -> str:
     """The best plan in one of the forms of `PLAN_FORMATS`."""
     best = best_of(found).choice
-    return PLAN_FORMATS[form](Plan(best.parallel, batch, model, cluster, recompute=best.recompute))
+    return PLAN_FORMATS[form](
+        TrainingPlan(best.parallel, batch, model, cluster, recompute=best.recompute)
+    )
 
 
 @dataclass(frozen=True)
-class Search:
+class SearchReport:
     """A search, and what it was for."""
 
-    found: Found
-    model: Model
+    found: FoundChoices
+    model: ModelBounds
     name: str
     cluster: Cluster
     price: Price | None
 
 
-def plan_report(s: Search, count: int) -> Report:
+def plan_report(s: SearchReport, count: int) -> Report:
     """The best plans, and why the others lost. Programs have all plans, the best first."""
     return Report(
         "gpuir.plans/1",
@@ -69,7 +71,7 @@ def plan_report(s: Search, count: int) -> Report:
     )
 
 
-def _plans(s: Search) -> Table:
+def _plans(s: SearchReport) -> Table:
     """All that were tried."""
     return Table(
         s.found.tried,
@@ -83,7 +85,7 @@ def _plans(s: Search) -> Table:
     )
 
 
-def _parts(s: Search, count: int) -> Iterator[Part]:
+def _parts(s: SearchReport, count: int) -> Iterator[Part]:
     yield Heading(f"{s.name} on {s.cluster.gpus:,} GPUs of {s.cluster.name}")
     yield Notes(list(_head(s)))
     yield Table(
@@ -104,7 +106,7 @@ def _parts(s: Search, count: int) -> Iterator[Part]:
         yield Notes(list(lost), 7, "Why the others lost")
 
 
-def _head(s: Search) -> Iterator[tuple[str, str]]:
+def _head(s: SearchReport) -> Iterator[tuple[str, str]]:
     found, best, batch = s.found, best_of(s.found), s.model.batch
     yield "best", str(best.choice)
     speed = f"{rate(batch / best.time_s)} items a second, {percent(best.mfu, 1)} MFU"
@@ -123,7 +125,7 @@ def _head(s: Search) -> Iterator[tuple[str, str]]:
     yield "tried", f"{found.simulated:,} simulated{kept}, {skipped:,} left out by bounds"
 
 
-def _example(found: Found, why: str) -> str:
+def _example(found: FoundChoices, why: str) -> str:
     """The one of those that lost so that would have been quickest."""
     x = min((x for x in found.tried if x.why == why), key=lambda x: x.time_s)
     if why.startswith("memory"):

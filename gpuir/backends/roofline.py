@@ -10,10 +10,10 @@ from typing import Any
 
 from gpuir.backends.analysis import run_names
 from gpuir.backends.picture import FORMS, matplotlib, picture
-from gpuir.backends.terminal import Layout
+from gpuir.backends.terminal import Terminal
 from gpuir.ir.errors import UsageError
 from gpuir.report.answer import Answer
-from gpuir.report.equal import Alike, alike
+from gpuir.report.equal import EqualKernels, alike
 from gpuir.report.roofline import Point, Roof, ceilings, memories, points
 from gpuir.report.units import percent, quantity
 
@@ -32,7 +32,7 @@ GAP = 2.0  # points between a line and its label
 PLACES = 40  # along a line, that are tried for its label
 
 
-def roofline(summaries: Sequence[Answer], layout: Layout) -> bytes:
+def roofline(summaries: Sequence[Answer], layout: Terminal) -> bytes:
     """A roofline plot as PNG, SVG or PDF, as the file's name ends; each run has a colour, and
     from the eighth on another shape.
 
@@ -58,7 +58,7 @@ def roofline(summaries: Sequence[Answer], layout: Layout) -> bytes:
 
 
 @dataclass(frozen=True)
-class Series:
+class RooflineSeries:
     """Points of one colour and shape."""
 
     name: str
@@ -70,7 +70,7 @@ def _draw(axes: Any, summaries: Sequence[Answer]) -> None:
     """One run's points have a colour for each kind of kernel; of several, each has its own."""
     groups = [alike(s) for s in summaries]
     series = list(_of_runs(summaries, groups) if len(summaries) > 1 else _of_kinds(groups[0]))
-    devices: dict[str, tuple[Answer, list[Alike], str]] = {}
+    devices: dict[str, tuple[Answer, list[EqualKernels], str]] = {}
     for i, (s, group) in enumerate(zip(summaries, groups, strict=True)):
         _, of_device, _ = devices.setdefault(s.device.name, (s, [], _colour(i)))
         of_device.extend(group)
@@ -117,19 +117,21 @@ def _rate(value: float, _: int) -> str:
     return quantity(value, "flop/s", 1)
 
 
-def _of_runs(summaries: Sequence[Answer], groups: Sequence[list[Alike]]) -> Iterator[Series]:
+def _of_runs(
+    summaries: Sequence[Answer], groups: Sequence[list[EqualKernels]]
+) -> Iterator[RooflineSeries]:
     for name, s, group in zip(run_names(summaries), summaries, groups, strict=True):
         text = f"{name}, {quantity(s.latency_s, 's')}"
-        yield Series(text, tuple(points(group)), s.device_s)
+        yield RooflineSeries(text, tuple(points(group)), s.device_s)
 
 
-def _of_kinds(groups: Sequence[Alike]) -> Iterator[Series]:
+def _of_kinds(groups: Sequence[EqualKernels]) -> Iterator[RooflineSeries]:
     whole = sum(x.time_s for x in groups)
     for kind in dict.fromkeys(x.one.kind for x in groups):
         of_kind = [x for x in groups if x.one.kind == kind]
         if shown := points(of_kind):
             text = f"{kind}, {percent(sum(x.time_s for x in of_kind), whole)}"
-            yield Series(text, tuple(shown), whole)
+            yield RooflineSeries(text, tuple(shown), whole)
 
 
 def _colour(i: int) -> str:
@@ -217,7 +219,7 @@ def _name(axes: Any, labels: Sequence[Label], shown: Sequence[Point]) -> None:
         text.set_position(axes.transData.inverted().transform(tried[best]))
 
 
-def _title(summaries: Sequence[Answer], groups: Sequence[list[Alike]]) -> str:
+def _title(summaries: Sequence[Answer], groups: Sequence[list[EqualKernels]]) -> str:
     first = summaries[0]
     device = first.device.title or first.device.name
     if len(summaries) > 1:

@@ -8,7 +8,7 @@ from os.path import abspath, commonpath, dirname, relpath
 from typing import Any, NamedTuple
 
 from gpuir.backends.structured import record
-from gpuir.fit.score import ALL, RowErrors, Score, Scores, TileScore, pooled
+from gpuir.fit.score import ALL, GroupScores, RowErrors, Score, TileScore, pooled
 from gpuir.fit.tables import MeasuredTable as Measured
 from gpuir.report.table import Column, Heading, Notes, Part, Report, Table
 
@@ -21,7 +21,10 @@ LEGEND = (
 
 
 def scores_report(
-    tables: Sequence[Measured], scores: Scores, head: Mapping[str, Any], first: Sequence[Part] = ()
+    tables: Sequence[Measured],
+    scores: GroupScores,
+    head: Mapping[str, Any],
+    first: Sequence[Part] = (),
 ) -> Report:
     """Each file: what it is, its scores by GPU and operator, their totals, what was left out; the
     parts `first` before it all. JSON is described in docs/guide/eval.md, and has `head`."""
@@ -33,7 +36,9 @@ def scores_report(
     )
 
 
-def _fields(tables: Sequence[Measured], scores: Scores, head: Mapping[str, Any]) -> dict[str, Any]:
+def _fields(
+    tables: Sequence[Measured], scores: GroupScores, head: Mapping[str, Any]
+) -> dict[str, Any]:
     return {
         **head,
         "rows": [_record(s) for s in scores.groups],
@@ -78,7 +83,7 @@ def _rounded(numbers: Mapping[str, Any]) -> dict[str, Any]:
 # ---------------------------------------------------------------------------- for people
 
 
-def _parts(tables: Sequence[Measured], scores: Scores) -> Iterator[Part]:
+def _parts(tables: Sequence[Measured], scores: GroupScores) -> Iterator[Part]:
     if scores.groups:
         yield Notes([("", LEGEND)], 0)
     for table in tables:

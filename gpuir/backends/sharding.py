@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
-from gpuir.plan.sharding import Found, Option, Placement, reasons, ways_of
+from gpuir.plan.sharding import FoundPlacement, Option, TablePlacement, reasons, ways_of
 from gpuir.report.table import Column, Heading, Notes, Part, Report, Table, fields
 from gpuir.report.units import percent, quantity, share
 
@@ -15,7 +15,7 @@ BUSIEST = 16  # GPUs that it lists
 
 
 def sharding_report(
-    found: Found, head: Mapping[str, Any], title: str, notes: Sequence[str]
+    found: FoundPlacement, head: Mapping[str, Any], title: str, notes: Sequence[str]
 ) -> Report:
     """The step by part, the tables with reasons, the GPUs, what was taken for granted. Programs
     have a row for each table."""
@@ -27,7 +27,7 @@ def sharding_report(
     )
 
 
-def _fields(found: Found, head: Mapping[str, Any]) -> dict[str, Any]:
+def _fields(found: FoundPlacement, head: Mapping[str, Any]) -> dict[str, Any]:
     plan = found.plan
     return {
         **head,
@@ -42,7 +42,7 @@ def _fields(found: Found, head: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _placed(found: Found) -> Table:
+def _placed(found: FoundPlacement) -> Table:
     """Each table, where it lies, and why."""
     why = reasons(found)
     return Table(
@@ -58,7 +58,7 @@ def _placed(found: Found) -> Table:
     )
 
 
-def _parts(found: Found, title: str, notes: Sequence[str]) -> Iterator[Part]:
+def _parts(found: FoundPlacement, title: str, notes: Sequence[str]) -> Iterator[Part]:
     plan = found.plan
     parts = ", ".join(
         f"{name} {quantity(s, 's')} ({percent(s, plan.time_s)})"
@@ -79,7 +79,7 @@ def _parts(found: Found, title: str, notes: Sequence[str]) -> Iterator[Part]:
     yield Notes([("assumed", note) for note in notes])
 
 
-def _compared(found: Found) -> str:
+def _compared(found: FoundPlacement) -> str:
     plan, parts = found.plan, [f"by {found.how}"]
     if found.greedy is None:
         parts.append("whole tables, the slowest first, do not fit")
@@ -99,14 +99,14 @@ def _compared(found: Found) -> str:
     return "; ".join(parts)
 
 
-def _tables(found: Found) -> Table:
+def _tables(found: FoundPlacement) -> Table:
     """The tables that cost most; equal ones that lie alike are one line."""
     why, gpus = reasons(found), found.plan.setting.gpus
 
     def takes_s(x: Option) -> float:
         return x.forward_s + x.backward_s
 
-    alike: dict[object, list[Placement]] = {}
+    alike: dict[object, list[TablePlacement]] = {}
     for p in sorted(found.plan.placements, key=lambda p: -takes_s(p.option) * p.option.parts):
         alike.setdefault((replace(p.table, name=""), p.option, p.on), []).append(p)
     shown = [(some[0].table, some[0], len(some)) for some in alike.values()]
@@ -133,13 +133,13 @@ def _way(x: Option) -> str:
     return f"{x.way} x{x.parts}" if x.parts > 1 else x.way
 
 
-def _on(p: Placement, gpus: int) -> str:
+def _on(p: TablePlacement, gpus: int) -> str:
     if len(p.on) == gpus > 1:
         return "all"
     return ",".join(map(str, p.on[:4])) + (",.." if len(p.on) > 4 else "")
 
 
-def _gpus(found: Found) -> Table:
+def _gpus(found: FoundPlacement) -> Table:
     """What the busiest GPUs have."""
     loads, room = found.plan.loads, found.plan.setting.memory_bytes
     order = sorted(range(len(loads)), key=lambda g: -loads[g].forward_s - loads[g].backward_s)

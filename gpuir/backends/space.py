@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from gpuir.plan.space.space import Space
+from gpuir.plan.space.space import DesignSpace
 
 
-class Counts(Protocol):
+class PointCounts(Protocol):
     """How many points there are, how many of them have no latency, do not fit, and were there
     before."""
 
@@ -21,7 +21,7 @@ class Counts(Protocol):
     def there(self) -> int: ...
 
 
-def space_text(space: Space, done: Counts, folder: str, took_s: float) -> str:
+def space_text(space: DesignSpace, done: PointCounts, folder: str, took_s: float) -> str:
     """What there is, where it is, and how long that took."""
     new = done.points - done.there
     rate = f": {new / took_s:,.0f} a second" if new else ""

@@ -7,8 +7,8 @@ import json
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from gpuir.backends.terminal import Layout
-from gpuir.simulate.step import Part, Run, Step
+from gpuir.backends.terminal import Terminal
+from gpuir.simulate.step import GraphRun, RankPart, Step
 
 MOST = 200_000  # kernels in a trace: of more, those of each pass are shown once a rank
 PASSES = "passes"
@@ -22,10 +22,10 @@ class Shown(NamedTuple):
     name: str
     start_s: float
     end_s: float
-    run: Run | None
+    run: GraphRun | None
 
 
-def step_trace(s: Step, layout: Layout) -> str | bytes:
+def step_trace(s: Step, layout: Terminal) -> str | bytes:
     """A JSON object with an event a line: a process for ranks that are alike, a thread a lane. For
     a file that ends in .gz, compressed."""
     lines = [json.dumps(e, allow_nan=False) for e in _events(s)]
@@ -74,7 +74,7 @@ def _events(s: Step) -> Iterator[Event]:
                 yield _complete(span.name, r, lanes[span.lane], start, end, {"pass": x.name})
 
 
-def kinds_of(part: Part) -> str:
+def kinds_of(part: RankPart) -> str:
     """`a100-sxm-80gb`, or of several kinds `the slower of h100-sxm-80gb and a100-sxm-80gb`."""
     names = list(dict.fromkeys(x.gpu for x in part.where))
     return names[0] if len(names) == 1 else f"the slowest of {', '.join(names)}"

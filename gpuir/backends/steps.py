@@ -11,7 +11,7 @@ from gpuir.report.table import Column, Heading, Notes, Part, Report, Table, fiel
 from gpuir.report.units import percent, quantity, rate, share
 from gpuir.simulate.memory import available_bytes
 from gpuir.simulate.microbatches import Task
-from gpuir.simulate.step import Part as Ranks
+from gpuir.simulate.step import RankPart as Ranks
 from gpuir.simulate.step import Step, Where
 from gpuir.targets.load import load_target
 from gpuir.targets.support import title_on
@@ -74,7 +74,7 @@ def _parts(s: Step, batch: int | None, path: bool) -> Iterator[Part]:
         yield Notes([("" if i else "assumed", text) for i, text in enumerate(s.assumed)])
 
 
-class Kind(NamedTuple):
+class RankKind(NamedTuple):
     """Ranks of one part on one kind of GPU."""
 
     part: Ranks
@@ -98,7 +98,7 @@ def _kinds(s: Step) -> Table:
     """Which ranks have which GPU, how long their kernels take there, and what they hold."""
     names = "model cluster time_s mfu exposed_s idle_s"
     return Table(
-        [Kind(part, x) for part in s.parts for x in part.where],
+        [RankKind(part, x) for part in s.parts for x in part.where],
         (
             Column("ranks", "", "ranks"),
             *fields("first count", "where"),

@@ -9,18 +9,18 @@ from dataclasses import fields, is_dataclass
 from io import StringIO
 from typing import Any, cast
 
-from gpuir.backends.terminal import Layout, printable
+from gpuir.backends.terminal import Terminal, printable
 from gpuir.report.table import Column, Report
 
 FORMULA = ("=", "+", "-", "@")  # and tabs and returns, which are no more here
 
 
-def to_json(report: Report, _: Layout) -> str:
+def to_json(report: Report, _: Terminal) -> str:
     """The fields of a report, as an object that names its schema."""
     return json_text(report.schema, **report.fields())
 
 
-def to_csv(report: Report, _: Layout) -> str:
+def to_csv(report: Report, _: Terminal) -> str:
     """The rows of a report's tables; yes is 1, no is 0, and what is not known is empty."""
     return csv_text((), flat_rows(report))
 

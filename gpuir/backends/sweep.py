@@ -7,7 +7,7 @@ from typing import Any
 
 from gpuir.backends.analysis import to_fit_text
 from gpuir.backends.structured import record
-from gpuir.plan.sweep import Series, Sweep
+from gpuir.plan.sweep import SizeSeries, SweepAnswers
 from gpuir.report.answer import Answer, Dims
 from gpuir.report.table import Column, Heading, Notes, Part, Report, Table, fields
 from gpuir.report.units import percent, quantity, rate, share, usd
@@ -15,12 +15,12 @@ from gpuir.report.units import percent, quantity, rate, share, usd
 DETAILED = 6  # series, up to which each has a table of its own
 
 
-def sweep_report(s: Sweep) -> Report:
+def sweep_report(s: SweepAnswers) -> Report:
     """JSON is described in docs/guide/sweep.md; programs have a row for each run."""
     return Report("gpuir.sweep/1", lambda: _parts(s), lambda: _fields(s), lambda: [_points(s)])
 
 
-def _parts(s: Sweep) -> Iterator[Part]:
+def _parts(s: SweepAnswers) -> Iterator[Part]:
     if (p := s.nearest) is not None:
         short = quantity(-(p.spare_bytes or 0), "bytes")
         yield Heading(f"nothing fits: the nearest is {_where(s, p)}, {short} short")
@@ -34,7 +34,7 @@ def _parts(s: Sweep) -> Iterator[Part]:
         yield Notes(lines)
 
 
-def _series(s: Sweep, x: Series) -> Iterator[Part]:
+def _series(s: SweepAnswers, x: SizeSeries) -> Iterator[Part]:
     price = dict(s.prices).get(x.target)
     paid = f"{usd(price.usd_per_hour)} an hour ({price})" if price else ""
     yield Heading(f"{s.model} on {_name(x)}", paid)
@@ -55,7 +55,7 @@ def _series(s: Sweep, x: Series) -> Iterator[Part]:
     )
 
 
-def _notes(series: Series, p: Answer) -> Iterable[str]:
+def _notes(series: SizeSeries, p: Answer) -> Iterable[str]:
     """What there is to say of one size."""
     if p is series.best:
         yield "best"
@@ -68,7 +68,7 @@ def _notes(series: Series, p: Answer) -> Iterable[str]:
         yield "does not fit"
 
 
-def _overview(s: Sweep) -> Iterator[Part]:
+def _overview(s: SweepAnswers) -> Iterator[Part]:
     """A line a series, the fastest first."""
     found = sorted(s.series, key=lambda x: -x.best.items_per_s if x.best else 0.0)
     dim, sizes = s.axes[0]
@@ -107,7 +107,7 @@ def _overview(s: Sweep) -> Iterator[Part]:
     )
 
 
-def _verdict(s: Sweep) -> Iterator[tuple[str, str]]:
+def _verdict(s: SweepAnswers) -> Iterator[tuple[str, str]]:
     if (p := s.fastest) is not None:
         yield "fastest", f"{_where(s, p)}: {rate(p.items_per_s)} {unit(s)}/s"
     if (p := s.cheapest) is not None and p.usd_per_million is not None:
@@ -136,12 +136,12 @@ def _grouped(said: Iterable[tuple[str, str, str]]) -> Iterator[tuple[tuple[str, 
     return ((what, ", ".join(names)) for what, names in found.items())
 
 
-def _where(s: Sweep, p: Answer) -> str:
+def _where(s: SweepAnswers, p: Answer) -> str:
     under = f" under {p.profile}" if len({x.profile for x in s.points}) > 1 else ""
     return f"{p.target}{under}, {_dims(p.dims)}"
 
 
-def _name(series: Series) -> str:
+def _name(series: SizeSeries) -> str:
     others = f", {_dims(series.others)}" if series.others else ""
     return f"{series.target} under {series.profile}{others}"
 
@@ -150,7 +150,7 @@ def _dims(dims: Dims) -> str:
     return ", ".join(f"{name} {n:,}" for name, n in dims)
 
 
-def unit(s: Sweep) -> str:
+def unit(s: SweepAnswers) -> str:
     """What is counted: items of a batch, or runs where nothing is called a batch."""
     return "runs" if all(p.items == 1 for p in s.points) else "items"
 
@@ -158,7 +158,7 @@ def unit(s: Sweep) -> str:
 # ---------------------------------------------------------------------------- for programs
 
 
-def _points(s: Sweep, *points: Answer) -> Table:
+def _points(s: SweepAnswers, *points: Answer) -> Table:
     """These runs, or all of them."""
     best = {id(x.best) for x in s.series}
     return Table(
@@ -177,7 +177,7 @@ def _points(s: Sweep, *points: Answer) -> Table:
     )
 
 
-def _fields(s: Sweep) -> dict[str, Any]:
+def _fields(s: SweepAnswers) -> dict[str, Any]:
     def one(p: Answer | None) -> dict[str, Any] | None:
         return p and _points(s, p).records()[0]
 
@@ -198,7 +198,7 @@ def _fields(s: Sweep) -> dict[str, Any]:
     }
 
 
-def _series_record(x: Series) -> dict[str, Any]:
+def _series_record(x: SizeSeries) -> dict[str, Any]:
     def size(p: Answer | None) -> int | None:
         return None if p is None else x.size(p)
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from gpuir.backends.picture import matplotlib, picture
 from gpuir.backends.sweep import unit
-from gpuir.plan.sweep import Series, Sweep
+from gpuir.plan.sweep import SizeSeries, SweepAnswers
 from gpuir.report.answer import Answer
 from gpuir.report.units import rate, usd
 
@@ -25,7 +25,7 @@ class Panel:
     band: bool = False
 
 
-def panels(s: Sweep) -> list[Panel]:
+def panels(s: SweepAnswers) -> list[Panel]:
     what = unit(s)
     found = [
         Panel(f"{what} a second", lambda p: p.items_per_s, rate),
@@ -36,14 +36,14 @@ def panels(s: Sweep) -> list[Panel]:
     return found
 
 
-def sweep_plot(s: Sweep, form: str) -> bytes:
+def sweep_plot(s: SweepAnswers, form: str) -> bytes:
     """The picture as `png` or `svg`, the same bytes for the same sweep. Hollow points do not fit;
     the band is between what 80 % of measurements are expected."""
     shown = panels(s)
     return picture(form, (4.2 * len(shown), 4.2), lambda figure: _draw(figure, s, shown))
 
 
-def _draw(figure: Any, s: Sweep, shown: Sequence[Panel]) -> None:
+def _draw(figure: Any, s: SweepAnswers, shown: Sequence[Panel]) -> None:
     chosen = sorted(s.series, key=lambda x: -x.best.items_per_s if x.best else 0.0)[:LINES]
     axes = figure.subplots(1, len(shown), squeeze=False)[0]
     for ax, panel in zip(axes, shown, strict=True):
@@ -57,7 +57,7 @@ def _draw(figure: Any, s: Sweep, shown: Sequence[Panel]) -> None:
     figure.suptitle(f"{s.model}{more}")
 
 
-def _line(ax: Any, series: Series, panel: Panel, color: str) -> None:
+def _line(ax: Any, series: SizeSeries, panel: Panel, color: str) -> None:
     points = [p for p in series.points if panel.value(p) is not None]
     if not points:
         return
@@ -75,7 +75,7 @@ def _line(ax: Any, series: Series, panel: Panel, color: str) -> None:
         ax.fill_between(sizes, *ends, color=color, alpha=0.1, linewidth=0)
 
 
-def _scales(ax: Any, s: Sweep, panel: Panel) -> None:
+def _scales(ax: Any, s: SweepAnswers, panel: Panel) -> None:
     ticker = matplotlib("matplotlib.ticker")
     dim, values = s.axes[0]
     ax.grid(True, alpha=0.25)

@@ -7,18 +7,18 @@ from collections import ChainMap
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
-from gpuir.plugins import Lazy, find_named
+from gpuir.plugins import LazyTable, find_named
 
 if TYPE_CHECKING:
-    from gpuir.backends.terminal import Layout
+    from gpuir.backends.terminal import Terminal
     from gpuir.files import Folder
     from gpuir.report.answer import Answer
     from gpuir.report.table import Report
 
-    Writer = Callable[[Report, Layout], str | bytes]
-    Backend = Callable[[Sequence[Answer], Layout], str | bytes | Folder]
+    Writer = Callable[[Report, Terminal], str | bytes]
+    Backend = Callable[[Sequence[Answer], Terminal], str | bytes | Folder]
 
-FORMATS: Mapping[str, Writer] = Lazy(
+FORMATS: Mapping[str, Writer] = LazyTable(
     {
         "text": "gpuir.backends.terminal:text",
         "json": "gpuir.backends.structured:to_json",
@@ -33,7 +33,7 @@ FORMATS: Mapping[str, Writer] = Lazy(
 def _of_runs(form: str) -> Backend:
     """The report of `analyze` in a format of any report."""
 
-    def write(answers: Sequence[Answer], layout: Layout) -> str | bytes:
+    def write(answers: Sequence[Answer], layout: Terminal) -> str | bytes:
         from gpuir.backends.analysis import analysis_report
 
         return FORMATS[form](analysis_report(answers, layout), layout)
@@ -41,7 +41,7 @@ def _of_runs(form: str) -> Backend:
     return write
 
 
-OF_RUNS: Mapping[str, Backend] = Lazy(  # what analyze alone has; html is a page of charts
+OF_RUNS: Mapping[str, Backend] = LazyTable(  # what analyze alone has; html is a page of charts
     {
         "html": "gpuir.backends.html.page:html",
         "roofline": "gpuir.backends.roofline:roofline",

@@ -29,7 +29,7 @@ Group = Literal["kernel", "module", "phase"]
 
 
 @dataclass(frozen=True)
-class Layout:
+class Terminal:
     """How wide a terminal is, whether it shows colour, and how many kernels to list; or the name of
     the file to be written, whose suffix may say in which form."""
 
@@ -136,7 +136,7 @@ class Page:
         return "".join(f"{line}\n" for line in self._lines)
 
 
-def text(report: Report, layout: Layout) -> str:
+def text(report: Report, layout: Terminal) -> str:
     """A report for a terminal: an empty line between its parts."""
     page = Page(layout.width, layout.color)
     for i, part in enumerate(report.parts()):

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gpuir.backends.terminal import Layout
+from gpuir.backends.terminal import Terminal
 from gpuir.ir.errors import UsageError
 from gpuir.report.answer import Answer
 from gpuir.schedule import extract
 from gpuir.text import show
 
 
-def ir(summaries: Sequence[Answer], _: Layout) -> str:
+def ir(summaries: Sequence[Answer], _: Terminal) -> str:
     """The costed graph: reads back as a `.gir` file."""
     return show(only(summaries, "ir").graph)
 
 
-def schedule(summaries: Sequence[Answer], _: Layout) -> str:
+def schedule(summaries: Sequence[Answer], _: Terminal) -> str:
     """The tiles alone: to edit, or for a tuner; `--schedule FILE` applies them."""
     return show(extract(only(summaries, "schedule").graph))
 

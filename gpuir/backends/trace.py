@@ -18,11 +18,11 @@ from typing import Any
 
 from gpuir.backends.json_csv import kernel_record
 from gpuir.backends.structured import record
-from gpuir.backends.terminal import Layout
+from gpuir.backends.terminal import Terminal
 from gpuir.ir.graph import Loc
 from gpuir.ir.phases import PHASES
 from gpuir.report.answer import Answer
-from gpuir.report.kernels import Kernel
+from gpuir.report.kernels import KernelRow
 from gpuir.report.names import module_of, node_name
 from gpuir.simulate.launches import Launch
 from gpuir.simulate.layout import MEMORY_KINDS
@@ -51,7 +51,7 @@ SHOWN = (
 )
 
 
-def trace(summaries: Sequence[Answer], layout: Layout) -> str | bytes:
+def trace(summaries: Sequence[Answer], layout: Terminal) -> str | bytes:
     """A JSON object with an event a line: a process a target and profile, a thread a lane. For a
     file that ends in .gz, compressed."""
     head = {
@@ -65,7 +65,7 @@ def trace(summaries: Sequence[Answer], layout: Layout) -> str | bytes:
     lines: list[str] = []
     taken = 1
     for i, s in enumerate(summaries):
-        lines += (json.dumps(event, allow_nan=False) for event in _Run(s, i, taken).events())
+        lines += (json.dumps(event, allow_nan=False) for event in _RunEvents(s, i, taken).events())
         taken += len(s.timeline.launches)
     events = ",\n".join(lines)
     text = f'{json.dumps(head, allow_nan=False)[:-1]},\n"traceEvents": [\n{events}\n]}}\n'
@@ -103,7 +103,7 @@ class _Op:
 
 
 @dataclass(frozen=True)
-class _Run:
+class _RunEvents:
     """The events of one run, the `place`th of the trace. Launch `i` and its kernel have the
     correlation `taken + i`; a CUDA graph and all its kernels that of its first."""
 
@@ -355,7 +355,7 @@ class _Run:
             held = row
 
 
-def _explained(x: Kernel) -> Event:
+def _explained(x: KernelRow) -> Event:
     """Why a kernel takes its time, in the words of the JSON report."""
     known = kernel_record(x)
     shown = {name: known[name] for name in SHOWN}

@@ -27,7 +27,7 @@ STEPS = 75  # of the bar: runs that a report usually takes
 class Advise(options.Runs):
     model: str = ask(options.model)
     target: str | None = ask(options.target())
-    loading: options.Loading = held(options.Loading)
+    loading: options.LoadingOptions = held(options.LoadingOptions)
     costing: options.Costing = held(options.Costing, without="schedule cluster")
     only: str | None = option("Kinds of changes to try: batch,precision,stack.  [all]")
     price: options.Pairs[float] = ask(options.price)

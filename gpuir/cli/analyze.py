@@ -18,7 +18,7 @@ from gpuir.cli.request import ask, held, option, request
 class Analyze(options.Runs):
     model: str = ask(options.model)
     target: str | None = ask(options.targets)
-    loading: options.Loading = held(options.Loading)
+    loading: options.LoadingOptions = held(options.LoadingOptions)
     costing: options.Costing = held(options.Costing)
     format: str = option(f"{listed()}.", default="text", callback=options.renamed)
     top: int = option("Kernels listed.", type=click.IntRange(0), default=15)

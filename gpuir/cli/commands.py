@@ -11,7 +11,7 @@ HELP = "Print what gives each number: a command line, or a call."
 option = click.option("--commands", is_flag=True, help=HELP)
 
 
-class Row(NamedTuple):
+class ScoredRow(NamedTuple):
     """A number that is scored, in its unit, and what gives it: a command line whose JSON has it at
     `field`, or a call of Python. Without either `field` says why."""
 
@@ -21,6 +21,6 @@ class Row(NamedTuple):
     field: str = ""
 
 
-def report(rows: Iterable[Row]) -> str:
+def report(rows: Iterable[ScoredRow]) -> str:
     """A line each: the number as it is scored, and what gives it."""
     return "".join(f"{r.number!r} {r.unit}  {r.text or f'no command: {r.field}'}\n" for r in rows)

@@ -7,7 +7,7 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 from gpuir.cli.lowering import analyze
-from gpuir.cli.options import Run, merged
+from gpuir.cli.options import ModelRun, merged
 from gpuir.cli.output import warn
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 MOST = 1 << 16
 
 
-def report(run: Run, dim: str, format: str) -> Report:
+def report(run: ModelRun, dim: str, format: str) -> Report:
     """The search, in a format that reports have."""
     from gpuir.backends.crossing import crossing_report
     from gpuir.backends.table import FORMATS
@@ -29,7 +29,7 @@ def report(run: Run, dim: str, format: str) -> Report:
     return crossing_report(search(run, dim))
 
 
-def search(asked: Run, dim: str) -> list[Crossing]:
+def search(asked: ModelRun, dim: str) -> list[Crossing]:
     """The search for each target and profile, from what `--dims` has on; a value is loaded once for
     all of them."""
     from gpuir.ir.errors import ModelError

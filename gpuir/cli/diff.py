@@ -14,7 +14,7 @@ from gpuir.cli.output import emit, note, show, warn
 from gpuir.cli.request import ask, held, option, request
 
 if TYPE_CHECKING:
-    from gpuir.report.saved import Run
+    from gpuir.report.saved import SavedRun
 
 ALWAYS = (  # the options that mean something for reports too
     *("old", "new", "budgets", "target", "profile"),
@@ -23,7 +23,7 @@ ALWAYS = (  # the options that mean something for reports too
 
 
 @dataclass(frozen=True)
-class Diff:
+class DiffOptions:
     old: str = ask(click.argument("old", type=click.Path()))
     new: str = ask(click.argument("new", type=click.Path()))
     budgets: tuple[str, ...] = option(
@@ -34,7 +34,7 @@ class Diff:
         metavar="latency=+3%",
     )
     target: str | None = ask(options.target("A GPU, or several. Of reports, the runs to compare."))
-    loading: options.Loading = held(options.Loading)
+    loading: options.LoadingOptions = held(options.LoadingOptions)
     costing: options.Costing = held(options.Costing)
     format: str = ask(options.formats("junit"))
     top: int = option("Kernels listed.", type=click.IntRange(0), default=15)
@@ -44,8 +44,8 @@ class Diff:
     verbose: bool = ask(options.verbose)
 
 
-@request(Diff)
-def command(asked: Diff) -> None:
+@request(DiffOptions)
+def command(asked: DiffOptions) -> None:
     """Show what changed between two runs, kernel by kernel.
 
     OLD and NEW are reports (`gpuir analyze --format json`) or models. A model beside a report is
@@ -74,7 +74,7 @@ def command(asked: Diff) -> None:
         raise click.exceptions.Exit(1)
 
 
-def runs(asked: Diff) -> tuple[tuple[Run, ...], tuple[Run, ...]]:
+def runs(asked: DiffOptions) -> tuple[tuple[SavedRun, ...], tuple[SavedRun, ...]]:
     """What to compare. A model is analyzed for the targets and profiles that are asked for, else
     for those of the report beside it."""
     old, new = asked.old, asked.new
@@ -93,7 +93,7 @@ def is_report(path: str) -> bool:
     return path.endswith(".json") and not path.startswith("hf:")
 
 
-def read(path: str, asked: Diff) -> tuple[Run, ...]:
+def read(path: str, asked: DiffOptions) -> tuple[SavedRun, ...]:
     """The runs of a report; of `--target` and `--profile` alone where those are given."""
     import gpuir
     from gpuir.files import read_text
@@ -138,21 +138,23 @@ def refuse_model_options() -> None:
             )
 
 
-def analyzed(path: str, asked: Diff, beside: tuple[Run, ...]) -> tuple[Run, ...]:
+def analyzed(path: str, asked: DiffOptions, beside: tuple[SavedRun, ...]) -> tuple[SavedRun, ...]:
     """A model as a report has it."""
     from gpuir.backends.analysis import analysis_report
     from gpuir.backends.structured import to_json
-    from gpuir.backends.terminal import Layout
+    from gpuir.backends.terminal import Terminal
     from gpuir.report.saved import read_report
 
     costing = asked.costing
     target = asked.target or ",".join(dict.fromkeys(run.target for run in beside))
     profile = costing.profile or ",".join(dict.fromkeys(run.profile for run in beside))
-    run = options.Run(path, target, asked.loading, replace(costing, profile=profile), asked.loaded)
+    run = options.ModelRun(
+        path, target, asked.loading, replace(costing, profile=profile), asked.loaded
+    )
     warnings: list[str] = []
     answers = analyze(run, warnings)
     for text in warnings:
         warn(text)
-    found = read_report(to_json(analysis_report(answers, Layout()), Layout()), path)
+    found = read_report(to_json(analysis_report(answers, Terminal()), Terminal()), path)
     names = {run.name for run in beside}
     return tuple(run for run in found if not names or run.name in names)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from gpuir.cost.learned import Model
     from gpuir.cost.work import Work
     from gpuir.fit.batch import Flags, MeasuredBatch
-    from gpuir.fit.score import Scores
+    from gpuir.fit.score import GroupScores
     from gpuir.fit.tables import MeasuredTable
     from gpuir.report.table import Report
     from gpuir.targets.target import Target
@@ -89,7 +89,7 @@ def command() -> None:
 
 
 @dataclass(frozen=True)
-class Kernels:
+class KernelExam:
     files: tuple[str, ...] = ask(click.argument("files", nargs=-1, type=click.Path()))
     json_path: str | None = option("Write the scores here as JSON.", "--json", type=click.Path())
     by: tuple[str, ...] = option("Tell rows apart by a column besides: framework.", multiple=True)
@@ -109,8 +109,8 @@ class Kernels:
     output: str | None = ask(options.output)
 
 
-@request(Kernels)
-def kernels(asked: Kernels) -> None:
+@request(KernelExam)
+def kernels(asked: KernelExam) -> None:
     """Kernels one by one: FILES are tables of measurements.
 
     Tables are parquet or csv files; what they hold is told by their columns (docs/guide/eval.md).
@@ -173,14 +173,14 @@ def _predictor() -> str:
     return BY
 
 
-def evaluate(asked: Kernels) -> tuple[list[MeasuredTable], Scores]:
+def evaluate(asked: KernelExam) -> tuple[list[MeasuredTable], GroupScores]:
     """The tables, read, and their scores. Without the options that need all rows at once, a table
     is scored before the next is read, and its rows are forgotten."""
-    from gpuir.fit.score import Scores, score
+    from gpuir.fit.score import GroupScores, score
     from gpuir.fit.tables import read_table
 
     tables: list[MeasuredTable] = []
-    errors = Scores()
+    errors = GroupScores()
     together = bool(asked.calibrate or asked.leave_one_out)
     for path in dict.fromkeys(asked.files):
         begun = perf_counter()
@@ -201,7 +201,7 @@ def evaluate(asked: Kernels) -> tuple[list[MeasuredTable], Scores]:
     return tables, errors
 
 
-def commanded(batch: MeasuredBatch) -> Iterator[commands.Row]:
+def commanded(batch: MeasuredBatch) -> Iterator[commands.ScoredRow]:
     """What is predicted of each distinct shape, and the call that gives it: the kernels one after
     another, as the clock of the measurement shows them."""
     import numpy as np
@@ -216,10 +216,10 @@ def commanded(batch: MeasuredBatch) -> Iterator[commands.Row]:
     for i, time_s in enumerate(times):
         if not alike[i]:
             why = "its tile there is not legal, or no whole numbers: gpuir.kernel takes another"
-            yield commands.Row(time_s, "s", "", why)
+            yield commands.ScoredRow(time_s, "s", "", why)
             continue
         works = [w.each(lambda n, i=i: float(np.asarray(n)[i])) for w in some.works]
-        yield commands.Row(time_s, "s", *_call(works, batch))
+        yield commands.ScoredRow(time_s, "s", *_call(works, batch))
 
 
 def _keeps_tile(work: Work, target: Target) -> Flags:

@@ -14,7 +14,7 @@ from gpuir.cli.output import emit, layout, show, warn
 from gpuir.cli.request import ask, held, option, request
 
 if TYPE_CHECKING:
-    from gpuir.backends.terminal import Layout
+    from gpuir.backends.terminal import Terminal
     from gpuir.report.table import Report
 
 
@@ -26,7 +26,7 @@ class Explain(options.Runs):
     fusions: bool = option("What each fusion saves, in bytes and time.")
     top: int | None = option("Kernels or fusions listed.  [15]", type=click.IntRange(0))
     format: str = ask(options.formats())
-    loading: options.Loading = held(options.Loading)
+    loading: options.LoadingOptions = held(options.LoadingOptions)
     costing: options.Costing = held(options.Costing)
     width: int | None = option("Columns of the text.  [the terminal's]", type=click.IntRange(40))
     output: str | None = ask(options.output)
@@ -92,7 +92,7 @@ def one(node: str, asked: Explain, warnings: list[str]) -> str:
     return explanation(a, kernel, gpuir.explain(a.graph, node), shape)
 
 
-def listing(asked: Explain) -> Layout:
+def listing(asked: Explain) -> Terminal:
     """The layout, with as many rows as `--top` says."""
     shape = layout(asked.width, asked.output)
     return shape if asked.top is None else replace(shape, top=asked.top)

@@ -12,7 +12,7 @@ from gpuir.cli.output import note
 
 if TYPE_CHECKING:
     import gpuir
-    from gpuir.cli.options import Run
+    from gpuir.cli.options import ModelRun
     from gpuir.report.answer import Answer
     from gpuir.simulate.fitting import ToFit
     from gpuir.simulate.memory import Memory
@@ -23,7 +23,7 @@ DEGREES = (2, 4, 8)  # of tensor parallelism: within one machine
 HALVINGS = 6  # of the batch of a step
 
 
-def with_fixes(asked: Run, answers: list[Answer]) -> list[Answer]:
+def with_fixes(asked: ModelRun, answers: list[Answer]) -> list[Answer]:
     """The answers, which look for what makes them fit when somebody asks."""
     unfit = sum(a.fits is False for a in answers)
     if not unfit or unfit > MOST_SEARCHED:
@@ -32,7 +32,7 @@ def with_fixes(asked: Run, answers: list[Answer]) -> list[Answer]:
     return [a.with_details(fixes=_found(search, a.fixes)) for a in answers]
 
 
-def fixes_of(asked: Run, dims: Mapping[str, int]) -> tuple[ToFit, ...]:
+def fixes_of(asked: ModelRun, dims: Mapping[str, int]) -> tuple[ToFit, ...]:
     """What makes one run of the options fit, with some dimensions more."""
     from gpuir.cli.lowering import analyze
 
@@ -53,7 +53,7 @@ def _found(
 
 @dataclass(frozen=True)
 class _Search:
-    asked: Run
+    asked: ModelRun
 
     def of(self, s: Answer) -> tuple[ToFit, ...]:
         """The smallest change of the batch, or else of data types, or else of ranks."""
@@ -154,7 +154,7 @@ class _Search:
                 return
 
 
-def _loaded(asked: Run, profile: str | None, how: gpuir.LoadOptions) -> gpuir.Graph:
+def _loaded(asked: ModelRun, profile: str | None, how: gpuir.LoadOptions) -> gpuir.Graph:
     import gpuir
 
     tf32 = asked.costing.tf32

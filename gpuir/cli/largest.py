@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from gpuir.cli import options
-from gpuir.cli.lowering import Kernels
+from gpuir.cli.lowering import LoweredModels
 from gpuir.cli.modules import Loaded
 from gpuir.cli.output import show, warn
 from gpuir.cli.request import ask, held, option, request
@@ -22,13 +22,13 @@ SIZE = click.IntRange(1, options.MOST_EXTENT)
 
 
 @dataclass(frozen=True)
-class Largest(options.Runs):
+class LargestOptions(options.Runs):
     model: str = ask(options.model)
     target: str | None = ask(options.targets)
     dim: str = option("The dimension to search, as --dims calls it: batch.", required=True)
     least: int = option("Least to try.", "--min", type=SIZE, default=1)
     most: int = option("Most to try.", "--max", type=SIZE, default=65536)
-    loading: options.Loading = held(options.Loading)
+    loading: options.LoadingOptions = held(options.LoadingOptions)
     costing: options.Costing = held(options.Costing, without="predictor schedule tf32 cluster")
     format: str = ask(options.formats())
     width: int | None = ask(options.width)
@@ -36,8 +36,8 @@ class Largest(options.Runs):
     loaded: Loaded = ask(options.load_modules)
 
 
-@request(Largest)
-def command(asked: Largest) -> None:
+@request(LargestOptions)
+def command(asked: LargestOptions) -> None:
     """Find the largest batch (or other size) that fits in memory.
 
     The exit status is 1 if not even the smallest size fits.
@@ -54,7 +54,7 @@ def command(asked: Largest) -> None:
         raise click.exceptions.Exit(1)
 
 
-def search(asked: Largest) -> list[LargestFit]:
+def search(asked: LargestOptions) -> list[LargestFit]:
     """The search for each target; a value is loaded and lowered once for all of them."""
     from functools import cache, partial
 
@@ -79,7 +79,7 @@ def search(asked: Largest) -> list[LargestFit]:
     refused: dict[int, str] = {}
 
     @cache
-    def kernels(value: int) -> Kernels | None:
+    def kernels(value: int) -> LoweredModels | None:
         warnings: list[str] = []
         try:
             sized = options.with_size(how, **{dim: value})
@@ -91,7 +91,7 @@ def search(asked: Largest) -> list[LargestFit]:
             return None
         for text in warnings if value == least else ():
             warn(text)
-        return Kernels(lambda _: g, None, passes, asked.loaded)
+        return LoweredModels(lambda _: g, None, passes, asked.loaded)
 
     def memory(value: int, target: Target) -> Memory | None:
         made = kernels(value)

@@ -37,7 +37,7 @@ def quietable(command: click.Command) -> click.Command:
     return command
 
 
-class Lazy(click.Group):
+class LazyGroup(click.Group):
     """A subcommand is the function `command` of the module that `modules` has under its name."""
 
     modules: ClassVar[Mapping[str, str]]

@@ -11,7 +11,7 @@ from gpuir.cli import options
 
 if TYPE_CHECKING:
     from gpuir.cli.modules import Loaded
-    from gpuir.cli.options import Run
+    from gpuir.cli.options import ModelRun
     from gpuir.ir.errors import GpuirError
     from gpuir.ir.graph import Graph
     from gpuir.passes.manager import Pipeline
@@ -22,7 +22,7 @@ Read = Callable[["str | None"], "Graph"]
 
 
 @dataclass
-class Kernels:
+class LoweredModels:
     """The kernels that each profile makes of the model that `read` gives. It is read once, but for
     a training step, whose backward pass hangs on the profile: read anew for each. Targets for which
     a profile makes the same kernels share them.
@@ -66,7 +66,7 @@ class Kernels:
         return g if self.passes is None else self.passes.run(g)
 
 
-def analyze(asked: Run, warnings: list[str], model: Graph | None = None) -> list[Answer]:
+def analyze(asked: ModelRun, warnings: list[str], model: Graph | None = None) -> list[Answer]:
     """The answer for each target and profile; the model is loaded once, unless it is given, and
     lowered once for each profile and kind of target."""
     import gpuir
@@ -97,7 +97,7 @@ def analyze(asked: Run, warnings: list[str], model: Graph | None = None) -> list
         return g
 
     passes = costing.passes(loaded)
-    kernels_of = Kernels(read=read, tf32=costing.tf32, passes=passes, loaded=loaded)
+    kernels_of = LoweredModels(read=read, tf32=costing.tf32, passes=passes, loaded=loaded)
     graphs: list[Graph] = []
     refused: list[GpuirError] = []
     for name in targets or [None]:

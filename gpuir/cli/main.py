@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 import click
 
-from gpuir.cli.lazy import Lazy
+from gpuir.cli.lazy import LazyGroup
 
 SECTIONS = {
     "Predict one model": ("analyze", "explain", "advise", "diff"),
@@ -26,7 +26,7 @@ WIDEST = 80  # columns of a help text
 BUG, INTERRUPTED, BROKEN_PIPE = 70, 130, 141
 
 
-class Commands(Lazy):
+class Commands(LazyGroup):
     """A subcommand is in the module of its name. Errors end as a user can read them."""
 
     modules: ClassVar = {name: f"gpuir.cli.{name}" for name in COMMANDS}

@@ -6,16 +6,16 @@ from typing import ClassVar
 
 import click
 
-from gpuir.cli.lazy import Lazy
+from gpuir.cli.lazy import LazyGroup
 
 
-class Commands(Lazy):
+class MigCommands(LazyGroup):
     """What there is to ask of a GPU that divides."""
 
     modules: ClassVar = {name: f"gpuir.cli.mig_{name}" for name in ("layouts", "plan", "timetable")}
 
 
-@click.group(cls=Commands)
+@click.group(cls=MigCommands)
 def command() -> None:
     """Plan MIG slices: which models share a GPU, and how.
 

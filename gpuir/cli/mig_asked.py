@@ -15,7 +15,7 @@ from gpuir.cli.request import ask, held, option
 
 if TYPE_CHECKING:
     from gpuir.ir.graph import Graph
-    from gpuir.plan.mig.search import Kind, Objective, Way
+    from gpuir.plan.mig.search import GpuKind, Objective, Way
     from gpuir.plan.mig.workloads import Runs, Workload
     from gpuir.report.answer import Answer
 
@@ -166,17 +166,17 @@ class Sharing:
     )
     seed: int = option("Of what is drawn.", type=options.SEED, default=0)
     price: options.Pairs[float] = ask(options.price)
-    loading: options.Loading = held(options.Loading)
+    loading: options.LoadingOptions = held(options.LoadingOptions)
     costing: options.Costing = held(options.Costing, without="settings schedule pipeline cluster")
     width: int | None = ask(options.width)
     output: str | None = ask(options.output)
     loaded: Loaded = ask(options.load_modules)
 
 
-def kinds_of(asked: Sharing) -> tuple[Kind, ...]:
+def kinds_of(asked: Sharing) -> tuple[GpuKind, ...]:
     """The GPUs, equal ones together, with their prices."""
     from gpuir.ir.errors import UsageError
-    from gpuir.plan.mig.search import Kind
+    from gpuir.plan.mig.search import GpuKind
     from gpuir.targets.load import is_changed, load_target
     from gpuir.targets.prices import price_of
     from gpuir.targets.spec import is_path
@@ -211,7 +211,7 @@ def kinds_of(asked: Sharing) -> tuple[Kind, ...]:
             fix=f"give a price in US dollars an hour: --price {unknown[0]}=1.5",
         )
     return tuple(
-        Kind(name, count, None if (p := found[name]) is None else p.usd_per_hour)
+        GpuKind(name, count, None if (p := found[name]) is None else p.usd_per_hour)
         for name, count in counts.items()
     )
 

@@ -16,7 +16,7 @@ from gpuir.cli.request import ask, option, request
 
 if TYPE_CHECKING:
     from gpuir.backends.mig import Divided
-    from gpuir.targets.mig import Geometry, Mig, Profile
+    from gpuir.targets.mig import Geometry, InstanceProfile, Mig
     from gpuir.targets.target import Target
 
 OF_ONE_LAYOUT = ("svg", "nvidia-smi")
@@ -89,7 +89,7 @@ def command(asked: Layouts) -> None:
     )
 
 
-def _kinds(target: Target, mig: Mig, text: str | None) -> list[Profile]:
+def _kinds(target: Target, mig: Mig, text: str | None) -> list[InstanceProfile]:
     """The profiles that are named, or all without a variant."""
     if text is None:
         return [p for p in mig.profiles if not p.variant]
@@ -167,12 +167,12 @@ def _placed(target: Target, mig: Mig, text: str) -> Divided:
     return Divided(target, found, parts=tuple(waiting[x.profile.name].pop(0) for x in found))
 
 
-def _items(target: Target, mig: Mig, text: str) -> list[tuple[Profile, tuple[int, ...]]]:
+def _items(target: Target, mig: Mig, text: str) -> list[tuple[InstanceProfile, tuple[int, ...]]]:
     """`3g.20gb/1c/2c+2x1g.5gb`: the profile of each instance, and the slices of its compute
     instances where it has several."""
     from gpuir.ir.errors import TargetError, UsageError
 
-    named: list[tuple[Profile, tuple[int, ...]]] = []
+    named: list[tuple[InstanceProfile, tuple[int, ...]]] = []
     for item in re.split(r"\s*\+\s*(?=\d|mig\b)", text):
         found = ITEM.fullmatch(item.strip())
         if found is None:

@@ -40,11 +40,11 @@ def command(asked: MigPlan) -> None:
     """
     from gpuir.backends.mig_plan import FILES, Planned, file_of, plans_report
     from gpuir.plan.mig.search import search
-    from gpuir.plan.mig.workloads import Setting
+    from gpuir.plan.mig.workloads import ServingSetting
 
     kinds = kinds_of(asked)
     found = Runner(asked)
-    setting = Setting(found.workloads, found.runs, asked.host_threads, asked.seed)
+    setting = ServingSetting(found.workloads, found.runs, asked.host_threads, asked.seed)
     made = search(
         kinds,
         setting,

@@ -13,7 +13,7 @@ from gpuir.cli.request import ask, option, request
 
 
 @dataclass(frozen=True)
-class Timetable(Sharing):
+class TimetableOptions(Sharing):
     requests: int = simulated(1000)
     day: str = option(
         "CSV of a day: time, and for each model requests a second.",
@@ -26,8 +26,8 @@ class Timetable(Sharing):
     format: str = ask(options.formats())
 
 
-@request(Timetable)
-def command(asked: Timetable) -> None:
+@request(TimetableOptions)
+def command(asked: TimetableOptions) -> None:
     """When to divide GPUs anew, as the load of models changes over a day.
 
     \b
@@ -41,12 +41,12 @@ def command(asked: Timetable) -> None:
     """
     from gpuir.backends.mig_timetable import timetable_report
     from gpuir.plan.mig.timetable import CHANGE_S, read_day, timetable
-    from gpuir.plan.mig.workloads import Setting
+    from gpuir.plan.mig.workloads import ServingSetting
 
     kinds = kinds_of(asked)
     found = Runner(asked)
     day = read_day(asked.day, [w.name for w in found.workloads])
-    setting = Setting(found.workloads, found.runs, asked.host_threads, asked.seed)
+    setting = ServingSetting(found.workloads, found.runs, asked.host_threads, asked.seed)
     change = CHANGE_S if asked.change is None else asked.change
     made = timetable(
         day,

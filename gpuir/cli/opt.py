@@ -28,7 +28,7 @@ class Opt:
     verify_each: bool = option(
         "Check every result.  [verify]", "--verify-each/--no-verify-each", default=True
     )
-    loading: options.Loading = held(options.Loading)
+    loading: options.LoadingOptions = held(options.LoadingOptions)
     costing: options.Costing = held(
         options.Costing, without="settings predictor schedule pipeline cluster"
     )

@@ -173,7 +173,7 @@ def stacked(*decorators: Callable[[F], F]) -> Callable[[F], F]:
 model = click.argument("model", type=click.Path())
 
 
-class Stack(TypedDict):
+class StackOptions(TypedDict):
     """The software that a model runs under."""
 
     profile: str | None
@@ -181,7 +181,7 @@ class Stack(TypedDict):
 
 
 @dataclass(frozen=True)
-class Loading:
+class LoadingOptions:
     """What a model leaves open."""
 
     dims: Pairs[int] = option("Symbolic dimensions: batch=8,seq=128.", type=DIMS, multiple=True)
@@ -256,7 +256,7 @@ class Loading:
         """The extent of the one dimension that is called a batch."""
         return batch(merged(self.dims))
 
-    def sized(self, *sizes: tuple[str, int]) -> Loading:
+    def sized(self, *sizes: tuple[str, int]) -> LoadingOptions:
         """With more dimensions."""
         return replace(self, dims=(*self.dims, sizes))
 
@@ -344,7 +344,7 @@ class Costing:
         "lists them. Its GPU is the target."
     )
 
-    def stack(self, loaded: Loaded) -> Stack:
+    def stack(self, loaded: Loaded) -> StackOptions:
         """The one software stack that is asked for, as functions of gpuir take it."""
         profile = loaded.profile(self.profile) if self.profile else None
         return {"profile": profile, "tf32": self.tf32}
@@ -366,12 +366,12 @@ class Costing:
 
 
 @dataclass(frozen=True)
-class Run:
+class ModelRun:
     """A model, on each of some targets, under each of some stacks."""
 
     model: str
     target: str | None
-    loading: Loading
+    loading: LoadingOptions
     costing: Costing
     loaded: Loaded
 
@@ -381,13 +381,13 @@ class Runs:
 
     model: str
     target: str | None
-    loading: Loading
+    loading: LoadingOptions
     costing: Costing
     loaded: Loaded
 
     @property
-    def run(self) -> Run:
-        return Run(self.model, self.target, self.loading, self.costing, self.loaded)
+    def run(self) -> ModelRun:
+        return ModelRun(self.model, self.target, self.loading, self.costing, self.loaded)
 
 
 def load_modules(f: F) -> F:
@@ -537,12 +537,12 @@ def everything() -> dict[str, Target]:
     return found
 
 
-def targets_of(run: Run) -> list[Target]:
+def targets_of(run: ModelRun) -> list[Target]:
     """The targets, each once."""
     return [one for one, _ in named_targets(run)]
 
 
-def named_targets(run: Run) -> list[tuple[Target, str]]:
+def named_targets(run: ModelRun) -> list[tuple[Target, str]]:
     """The targets, each once, with the names that they are loaded by; UsageError where two of one
     name are not the same."""
     import gpuir

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, cast
 import click
 
 if TYPE_CHECKING:
-    from gpuir.backends.terminal import Layout
+    from gpuir.backends.terminal import Terminal
     from gpuir.files import Folder
     from gpuir.report.table import Report
 
@@ -215,13 +215,13 @@ def points_done(count: int) -> Generator[Callable[[int], None]]:
         yield lambda n: bar.advance(task, n)
 
 
-def layout(width: int | None, output: str | None = None) -> Layout:
+def layout(width: int | None, output: str | None = None) -> Terminal:
     """The terminal's width and colour; in a pipe or a file, a fixed width and none."""
-    from gpuir.backends.terminal import Layout
+    from gpuir.backends.terminal import Terminal
 
     terminal = bool(sys.stdout) and sys.stdout.isatty() and not output
     if width is None:
         width = shutil.get_terminal_size((PIPED_WIDTH, 0)).columns
         width = max(width, 40) if terminal or "COLUMNS" in os.environ else PIPED_WIDTH
     color = terminal and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
-    return Layout(width, color)
+    return Terminal(width, color)

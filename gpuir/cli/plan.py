@@ -19,7 +19,7 @@ from gpuir.cli.simulate import PLANS, few_cut
 
 if TYPE_CHECKING:
     from gpuir.ir.graph import Graph
-    from gpuir.plan.parallel import Choice, Model, Tried
+    from gpuir.plan.parallel import Choice, ModelBounds, Tried
     from gpuir.simulate.step import Step
     from gpuir.targets.cluster import Cluster
     from gpuir.targets.prices import Price
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 RECOMPUTED = "every=1"  # as --checkpoint has it: each block by itself
 
 
-class Numbers(click.ParamType):  # type: ignore[type-arg]
+class WholeNumbers(click.ParamType):  # type: ignore[type-arg]
     """`1,2,4`: whole numbers within bounds, each once."""
 
     name = "1,2,4"
@@ -48,7 +48,7 @@ class Numbers(click.ParamType):  # type: ignore[type-arg]
         return tuple(dict.fromkeys(map(int, words)))
 
 
-DEGREES = Numbers()
+DEGREES = WholeNumbers()
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class Plans:
     cp: tuple[int, ...] | None = option("Degrees to try.  [1]", type=DEGREES)
     ep: tuple[int, ...] | None = option("Degrees to try.  [1]", type=DEGREES)
     zero: tuple[int, ...] | None = option(
-        "Stages of ZeRO to try.  [0, 1, without pp 3]", type=Numbers(0, 3)
+        "Stages of ZeRO to try.  [0, 1, without pp 3]", type=WholeNumbers(0, 3)
     )
     microbatch: tuple[int, ...] | None = option(
         "Sequences of a rank at a time to try.  [1,2,4,8]", type=DEGREES
@@ -86,7 +86,7 @@ class Plans:
             *PLANS, help="The last four are the best plan: as JSON, and for who runs it."
         )
     )
-    loading: options.Loading = held(options.Loading)
+    loading: options.LoadingOptions = held(options.LoadingOptions)
     costing: options.Costing = held(options.Costing, without="settings schedule pipeline cluster")
     width: int | None = ask(options.width)
     output: str | None = ask(options.output)
@@ -105,7 +105,7 @@ def command(asked: Plans) -> None:
         --optimizer adamw --autocast bf16 --resume plan.db
     gpuir plan model.onnx --cluster dgx-a100 --dims batch=64 --train --optimizer adamw
     """
-    from gpuir.backends.plan import Search, chosen, plan_report
+    from gpuir.backends.plan import SearchReport, chosen, plan_report
     from gpuir.ir.phases import is_training
     from gpuir.plan.degrees import choices_of, left_out
     from gpuir.plan.parallel import search, written
@@ -155,7 +155,7 @@ def command(asked: Plans) -> None:
         emit(text, asked.output)
     else:
         show(
-            plan_report(Search(found, model, whole.name, machine, price), asked.best),
+            plan_report(SearchReport(found, model, whole.name, machine, price), asked.best),
             asked.format,
             asked.width,
             asked.output,
@@ -205,10 +205,10 @@ def _price(machine: Cluster, own: dict[str, Price]) -> Price | None:
     return Price(mean, f"the mean of {' and '.join(sources)}")
 
 
-def measured(g: Graph, machine: Cluster, batch: int | None) -> Model:
+def measured(g: Graph, machine: Cluster, batch: int | None) -> ModelBounds:
     """What bounds need; UsageError where no dimension is called a batch."""
     from gpuir.ir.errors import UsageError
-    from gpuir.plan.parallel import Model
+    from gpuir.plan.parallel import ModelBounds
     from gpuir.run.ranks import product_dtype
     from gpuir.simulate.memory import available_bytes
     from gpuir.simulate.step import model_flops
@@ -224,7 +224,7 @@ def measured(g: Graph, machine: Cluster, batch: int | None) -> Model:
         role = g.role_of(v)
         if role in sizes:
             sizes[role] += v.type.nbytes
-    return Model(
+    return ModelBounds(
         flops=model_flops(g),
         weight_bytes=sizes["weight"],
         state_bytes=sizes["optimizer"],
@@ -241,12 +241,12 @@ class _Graphs:
     """The model, loaded once, and once more with blocks computed again."""
 
     def __init__(self, asked: Plans, warnings: list[str]):
-        from gpuir.run.ranks import Common
+        from gpuir.run.ranks import SharedByPlans
 
         self.asked, self.warnings = asked, warnings
         self.stack = asked.costing.stack(asked.loaded)
         self.predictor = asked.costing.predicts(asked.loaded)
-        self.common = Common()
+        self.common = SharedByPlans()
         self.model = lru_cache(maxsize=2)(self._model)
         self.part = lru_cache(maxsize=4)(self._part)
 

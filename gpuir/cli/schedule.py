@@ -30,17 +30,17 @@ def command() -> None:
 
 
 @dataclass(frozen=True)
-class Check:
+class CheckOptions:
     file: str = ask(click.argument("file", type=click.Path()))
     model: str = ask(options.model)
     target: str | None = ask(options.target("The GPU it is for.  [as the file says]"))
     costing: options.Costing = held(options.Costing, without="settings predictor schedule cluster")
-    loading: options.Loading = held(options.Loading)
+    loading: options.LoadingOptions = held(options.LoadingOptions)
     loaded: Loaded = ask(options.load_modules)
 
 
-@request(Check)
-def check(asked: Check) -> None:
+@request(CheckOptions)
+def check(asked: CheckOptions) -> None:
     """Say of each tile in FILE that is not legal for MODEL why it is not.
 
     Also how many are the library's own: any other is costed as a generated kernel, by other

@@ -12,13 +12,13 @@ from gpuir.cli.output import show
 from gpuir.cli.request import ask, option, request
 
 if TYPE_CHECKING:
-    from gpuir.plan.sharding import Found, Way
+    from gpuir.plan.sharding import FoundPlacement, Way
 
 OPTIMIZERS = ("sgd", "rowwise-adagrad", "adagrad", "adam")
 
 
 @dataclass(frozen=True)
-class Shard:
+class ShardOptions:
     tables: str = ask(click.argument("tables", type=click.Path()))
     cluster: str = option("A cluster: dgx-a100, 8xh100-sxm, my.toml.", required=True)
     batch: int = option(
@@ -44,8 +44,8 @@ class Shard:
     output: str | None = ask(options.output)
 
 
-@request(Shard)
-def command(asked: Shard) -> None:
+@request(ShardOptions)
+def command(asked: ShardOptions) -> None:
     """Place embedding TABLES on the GPUs of a cluster.
 
     TABLES is a .json, .toml or .csv file. A table may stay whole, be split by columns or rows, or
@@ -57,13 +57,13 @@ def command(asked: Shard) -> None:
     """
     from gpuir.backends.sharding import sharding_report
     from gpuir.plan.exchange import collective_of
-    from gpuir.plan.sharding import Setting
+    from gpuir.plan.sharding import PlacementSetting
     from gpuir.plan.tables import read_tables
     from gpuir.targets.cluster import load_cluster
 
     found_tables = read_tables(asked.tables)
     machine = load_cluster(asked.cluster)
-    setting = Setting(
+    setting = PlacementSetting(
         machine.target,
         machine.gpus,
         machine.target.dram.bytes * asked.memory,
@@ -104,14 +104,14 @@ def _ways(text: str | None) -> tuple[Way, ...]:
     return tuple(way for way in ALL if way in names)
 
 
-def _found(tables: Any, setting: Any, seconds: float) -> Found:
+def _found(tables: Any, setting: Any, seconds: float) -> FoundPlacement:
     from gpuir.plan.milp import solver
     from gpuir.plan.sharding import shard
 
     return shard(tables, setting, solver(seconds) if seconds and setting.gpus > 1 else None)
 
 
-def _assumed(found: Found) -> list[str]:
+def _assumed(found: FoundPlacement) -> list[str]:
     notes = [
         "a GPU looks all its tables up in one launch, and updates them in one; sums travel in f32",
     ]

@@ -19,7 +19,7 @@ from gpuir.simulate.parallel import ContextExchange, PipelineSchedule
 if TYPE_CHECKING:
     from gpuir.cli.modules import Loaded
     from gpuir.simulate.fitting import Change
-    from gpuir.simulate.step import Shared, Step
+    from gpuir.simulate.step import SharedByTp, Step
 
 DEGREE = click.IntRange(1, 1 << 20)
 PLANS = ("plan", "pytorch", "megatron", "deepspeed")
@@ -64,7 +64,7 @@ class Simulate:
             "who runs it.",
         )
     )
-    loading: options.Loading = held(options.Loading)
+    loading: options.LoadingOptions = held(options.LoadingOptions)
     costing: options.Costing = held(options.Costing, without="settings schedule pipeline cluster")
     width: int | None = ask(options.width)
     output: str | None = ask(options.output)
@@ -169,7 +169,7 @@ def _show(step: Step, asked: Simulate) -> None:
         emit(step_trace(step, shape), asked.output)
 
 
-def few_cut(tp: int, shared: Shared) -> str:
+def few_cut(tp: int, shared: SharedByTp) -> str:
     """A warning that tensor parallelism cuts little of a model."""
     return (
         f"tp={tp} cuts only {shared}: heads or columns that do not divide by {tp}, or that are not "
@@ -195,7 +195,7 @@ def _slow(factors: options.Pairs[float]) -> dict[int, float]:
 def _planned(form: str, step: Step, batch: int | None) -> str:
     """The plan of a step, as text of that form."""
     from gpuir.backends.plans.cuts import module_cuts
-    from gpuir.backends.plans.table import PLAN_FORMATS, Plan
+    from gpuir.backends.plans.table import PLAN_FORMATS, TrainingPlan
     from gpuir.ir.errors import UsageError
 
     if batch is None:
@@ -213,5 +213,5 @@ def _planned(form: str, step: Step, batch: int | None) -> str:
         )
     for name in dict.fromkeys(name for _, others in found for name in others):
         warn(f"{name} is split over tp in a way that the plan file cannot describe")
-    plan = Plan(step.parallel, batch, step.model, step.cluster, tuple(cuts.items()))
+    plan = TrainingPlan(step.parallel, batch, step.model, step.cluster, tuple(cuts.items()))
     return PLAN_FORMATS[form](plan)

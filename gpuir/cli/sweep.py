@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from gpuir.cli import options
-from gpuir.cli.lowering import Kernels, once, refuse_opaque
+from gpuir.cli.lowering import LoweredModels, once, refuse_opaque
 from gpuir.cli.modules import Loaded
 from gpuir.cli.output import (
     check_ahead,
@@ -27,14 +27,14 @@ from gpuir.cli.request import ask, held, option, request
 
 if TYPE_CHECKING:
     from gpuir.ir.graph import Graph
-    from gpuir.plan.sweep import Sweep
+    from gpuir.plan.sweep import SweepAnswers
     from gpuir.targets.target import Target
 
 PICTURES = (".png", ".svg")
 Sized = tuple[str, tuple[int, ...]]  # a dimension, and its sizes
 
 
-class Sizes(click.ParamType):  # type: ignore[type-arg]
+class SizesType(click.ParamType):  # type: ignore[type-arg]
     """`1,2,4..256`: numbers, and from one to another by doubling; `NAME=` before where `named`."""
 
     def __init__(self, named: bool):
@@ -68,17 +68,19 @@ def _sizes(part: str) -> Iterable[int]:
 
 
 @dataclass(frozen=True)
-class Grid(options.Runs):
+class SweepOptions(options.Runs):
     model: str = ask(options.model)
     target: str | None = ask(options.targets)
-    batch_sizes: Sized | None = option("Batches: 1,2,4..256.", "--batch", type=Sizes(named=False))
+    batch_sizes: Sized | None = option(
+        "Batches: 1,2,4..256.", "--batch", type=SizesType(named=False)
+    )
     other_sizes: tuple[Sized, ...] = option(
         "Another dimension, as --dims calls it: seq=128..4096 by doubling.",
         "--dim",
-        type=Sizes(named=True),
+        type=SizesType(named=True),
         multiple=True,
     )
-    loading: options.Loading = held(options.Loading)
+    loading: options.LoadingOptions = held(options.LoadingOptions)
     costing: options.Costing = held(options.Costing, without="schedule cluster")
     price: options.Pairs[float] = ask(options.price)
     format: str = ask(options.formats())
@@ -100,8 +102,8 @@ class Grid(options.Runs):
     loaded: Loaded = ask(options.load_modules)
 
 
-@request(Grid)
-def command(asked: Grid) -> None:
+@request(SweepOptions)
+def command(asked: SweepOptions) -> None:
     """Compare batch sizes, GPUs and stacks: time, memory, money.
 
     For each combination gpuir predicts how long a run takes, how many items a second it processes,
@@ -143,7 +145,7 @@ def command(asked: Grid) -> None:
     if (p := found.nearest) is not None and asked.format not in ("csv", "parquet"):
         files = {target.name: name for target, name in options.named_targets(asked.run)}
         costing = replace(asked.costing, profile=p.profile, settings=())
-        one = options.Run(asked.model, files[p.target], asked.loading, costing, asked.loaded)
+        one = options.ModelRun(asked.model, files[p.target], asked.loading, costing, asked.loaded)
         found = replace(found, to_fit=fixes_of(one, dict(p.dims)))
     if plot:
         from gpuir.backends.sweep_plot import sweep_plot
@@ -157,14 +159,14 @@ def command(asked: Grid) -> None:
 OF_SPACES = ("engine", "workers", "store")
 
 
-def sweep_space(asked: Grid) -> None:
+def sweep_space(asked: SweepOptions) -> None:
     """Every point of a design space, into a folder of Parquet."""
     from gpuir.backends.parquet import parquet
     from gpuir.backends.space import space_text
     from gpuir.ir.errors import UsageError
     from gpuir.plan.space.engines import find_engine
     from gpuir.plan.space.space import read_space
-    from gpuir.run.spaces import Sweep
+    from gpuir.run.spaces import SpaceSweep
 
     context = click.get_current_context()
     for name in context.params:
@@ -181,7 +183,7 @@ def sweep_space(asked: Grid) -> None:
     engine = find_engine(asked.engine or "local", asked.workers)
     since = perf_counter()
     with (
-        Sweep(space, folder, asked.store or "") as sweep,
+        SpaceSweep(space, folder, asked.store or "") as sweep,
         points_done(space.points) as advance,
         engine,
     ):
@@ -189,7 +191,7 @@ def sweep_space(asked: Grid) -> None:
     emit(space_text(space, done, folder, perf_counter() - since), None)
 
 
-def run(asked: Grid) -> Sweep:
+def run(asked: SweepOptions) -> SweepAnswers:
     """Every run that is asked for; a model is loaded once for each choice of sizes."""
     from functools import lru_cache
 
@@ -224,7 +226,7 @@ def run(asked: Grid) -> Sweep:
     warnings: list[str] = []
 
     @lru_cache(maxsize=1)  # the same for every profile
-    def model(dims: tuple[tuple[str, int], ...]) -> Kernels:
+    def model(dims: tuple[tuple[str, int], ...]) -> LoweredModels:
         sized = options.with_size(how, **dict(dims))
 
         def read(profile: str | None) -> Graph:
@@ -235,7 +237,7 @@ def run(asked: Grid) -> Sweep:
                 refuse_opaque(g)
             return g
 
-        return Kernels(read, asked.costing.tf32, passes, asked.loaded)
+        return LoweredModels(read, asked.costing.tf32, passes, asked.loaded)
 
     def kernels(dims: Mapping[str, int], profile: str | None, target: Target) -> Graph:
         return model(tuple(dims.items())).under(profile, target)
@@ -260,7 +262,7 @@ def run(asked: Grid) -> Sweep:
     return found
 
 
-def axes_of(asked: Grid) -> dict[str, tuple[int, ...]]:
+def axes_of(asked: SweepOptions) -> dict[str, tuple[int, ...]]:
     """The sizes to try by dimension, the first of them the one to look along."""
     from gpuir.ir.errors import UsageError
 

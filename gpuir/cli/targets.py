@@ -13,7 +13,7 @@ from gpuir.cli.request import ask, option, request
 
 if TYPE_CHECKING:
     from gpuir.backends.terminal import Page
-    from gpuir.targets.target import Row, Target
+    from gpuir.targets.target import Target, TargetField
 
 
 @dataclass(frozen=True)
@@ -117,7 +117,7 @@ def show_one(t: Target, page: Page) -> None:
 SHORT = 60  # a value of more letters is wrapped, not set to the right of a column
 
 
-def show_rows(rows: list[Row], page: Page) -> None:
+def show_rows(rows: list[TargetField], page: Page) -> None:
     """Fields and their values, and behind a number the one of its source, listed below."""
     from gpuir.report.units import quantity
 

@@ -30,7 +30,7 @@ MOST_TRIES = 1 << 30
 class Tune(options.Runs):
     model: str = ask(options.model)
     target: str | None = ask(options.target())
-    loading: options.Loading = held(options.Loading)
+    loading: options.LoadingOptions = held(options.LoadingOptions)
     costing: options.Costing = held(options.Costing, without="predictor schedule cluster")
     by: str = option(
         "exhaustive, beam, optuna; auto is exhaustive, or a beam beyond 200,000 tiles.",
@@ -199,7 +199,7 @@ def tasks_of(graph: Graph, target: Target) -> list[TuningTask]:
     from gpuir.cost.reading import work_of
     from gpuir.cost.work import Work
     from gpuir.ops.kernel import KernelOp
-    from gpuir.report.kernels import Kernel as Reported
+    from gpuir.report.kernels import KernelRow as Reported
     from gpuir.report.kernels import kernels_of
     from gpuir.tune.kernels import Kernel
     from gpuir.tune.tasks import TuningTask

@@ -39,19 +39,19 @@ KEPT = 65_536  # tiles of a target that are kept
 
 
 @dataclass(frozen=True)
-class Alike:
+class AlikeWorks:
     """Kernels that one run of the formulas costs: their places among all, and one work of them."""
 
     places: tuple[int, ...]
     many: Work
 
 
-def alike(works: Sequence[Work], also: Sequence[Hashable] = ()) -> list[Alike]:
+def alike(works: Sequence[Work], also: Sequence[Hashable] = ()) -> list[AlikeWorks]:
     """Kernels by their likeness, and by what else of each has to be equal."""
     groups: dict[Hashable, list[int]] = {}
     for i, work in enumerate(works):
         groups.setdefault((work.likeness, also[i] if also else None), []).append(i)
-    return [Alike(tuple(g), stacked([works[i] for i in g])) for g in groups.values()]
+    return [AlikeWorks(tuple(g), stacked([works[i] for i in g])) for g in groups.values()]
 
 
 def terms_of(e: Estimate, count: int) -> tuple[Array, Array]:
@@ -153,7 +153,7 @@ class Batch:
     take. `learned` keeps what the network says of a group on GPUs of one architecture."""
 
     works: tuple[Work, ...]
-    groups: tuple[Alike, ...]
+    groups: tuple[AlikeWorks, ...]
     learned: dict[Hashable, Number] = field(default_factory=dict[Hashable, Number])
 
     @staticmethod
@@ -178,7 +178,9 @@ class Batch:
                 self._cost(group, some, Tiles.joined([x for _, x in parts]), target, found)
         return found
 
-    def _cost(self, group: Alike, some: Places, tiles: Tiles, target: Target, into: Costs) -> None:
+    def _cost(
+        self, group: AlikeWorks, some: Places, tiles: Tiles, target: Target, into: Costs
+    ) -> None:
         """Writes what some of a group cost under their tiles."""
         learned = self._learned(group, target)
         learned = learned[some] if np.ndim(learned) else learned
@@ -189,7 +191,7 @@ class Batch:
         into.bound[rows] = terms.argmax(axis=0)
         into.split[rows] = tiles.split
 
-    def _learned(self, group: Alike, target: Target) -> Number:
+    def _learned(self, group: AlikeWorks, target: Target) -> Number:
         """The network's correction: the same on all targets that one measured GPU stands for."""
         family = family_of(group.many, target)
         key = group.places[0], family.name, target.isa

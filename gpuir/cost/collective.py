@@ -25,7 +25,7 @@ from gpuir.cost.sheet import Number, Sheet
 from gpuir.ir.door import PATH, TEXT, one_of, real, takes, whole
 from gpuir.ir.errors import TargetError, UsageError
 from gpuir.ir.types import DTYPES, DType
-from gpuir.targets.cluster import Cluster, Level, load_cluster
+from gpuir.targets.cluster import Cluster, LinkLevel, load_cluster
 
 _where: Callable[..., Number] = np.where
 
@@ -200,7 +200,7 @@ def _by_kind(
         yield _group(kind, len(ranks), min(near, k.node_gpus), nodes, level, joined), joined
 
 
-def _slower(rail: Level | None, fabric: Level | None) -> Level | None:
+def _slower(rail: LinkLevel | None, fabric: LinkLevel | None) -> LinkLevel | None:
     if rail is None or fabric is None:
         return rail or fabric
     return replace(
@@ -217,7 +217,7 @@ def flat_group(kind: str, ranks: int, near: int, c: Cluster) -> RankGroup:
     return group_of(kind, (ranks // near, near), (c.node_gpus, 1), c)
 
 
-def _joint(inside: np.ndarray[Any, Any], c: Cluster) -> Level:
+def _joint(inside: np.ndarray[Any, Any], c: Cluster) -> LinkLevel:
     """The innermost level that joins these ranks of a node."""
     unit, level = 1, c.levels[0][1]
     for name, level in c.levels:
@@ -227,7 +227,7 @@ def _joint(inside: np.ndarray[Any, Any], c: Cluster) -> Level:
     return level
 
 
-def _group(kind: str, n: int, near: int, nodes: int, level: Level, c: Cluster) -> RankGroup:
+def _group(kind: str, n: int, near: int, nodes: int, level: LinkLevel, c: Cluster) -> RankGroup:
     if kind not in KINDS:
         raise ValueError(f"no collective is called {kind!r}")
     rate = level.bytes_per_s

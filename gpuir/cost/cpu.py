@@ -18,7 +18,7 @@ from gpuir.cost.lanes import OWN_LANE_OPS
 from gpuir.cost.nest import Tiles
 from gpuir.cost.routing import Routed
 from gpuir.cost.sheet import Factor, Number, Sheet
-from gpuir.cost.steps import Steps
+from gpuir.cost.steps import RoutineSteps
 from gpuir.cost.work import ConvShape, Heads, Lookup, Work
 from gpuir.ir.types import f32
 from gpuir.targets.target import Target
@@ -145,7 +145,7 @@ def _lanes_s(
 def _routine_s(s: Sheet, work: Work, target: Target) -> Number:
     """Seconds of a library routine: its clocks on as many cores as it has pieces for, and what is
     as good as so many flops at the peak (`cost.steps`)."""
-    steps = work.detail_as(Steps)
+    steps = work.detail_as(RoutineSteps)
     pieces = s.put("pieces", s.xp.minimum(steps.pieces, float(target.sms)))
     clocks_s = steps.cpu_clocks / (target.clock_hz * pieces)
     peak = target.peak("vector", f32) * _used(target)

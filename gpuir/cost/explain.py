@@ -28,11 +28,11 @@ from gpuir.ir.errors import UsageError
 from gpuir.ir.notes import Cost, Tile
 from gpuir.ops import kernel as k
 from gpuir.targets.cluster import Cluster
-from gpuir.targets.target import Cache, Dram, Flops, Link, Pcie, Sm, Table, Target, specs
+from gpuir.targets.target import Cache, Dram, Flops, FrozenTable, Link, Pcie, Sm, Target, specs
 
 
 @dataclass(frozen=True)
-class Line:
+class SheetLine:
     """One quantity: `formula` is arithmetic with its numbers filled in, in Python's notation, which
     gives `value`; `source` says where a number that is not computed comes from."""
 
@@ -71,7 +71,7 @@ class Traced:
     value: float
     text: str
     binds: int = ATOM
-    given: tuple[Line, ...] = ()
+    given: tuple[SheetLine, ...] = ()
 
     def inside(self, binds: int) -> str:
         """The formula as part of one whose operator binds so tightly."""
@@ -79,7 +79,7 @@ class Traced:
 
     def apart(self) -> Traced:
         """The number alone: its formula is a line of its own."""
-        part = Line("", self.value, "", self.text)
+        part = SheetLine("", self.value, "", self.text)
         alone = _traced(self.value)
         return replace(alone, given=(*self.given, part))
 
@@ -237,7 +237,7 @@ class Explained(Sheet):
     given numbers come before the first formula that has them."""
 
     xp: Any = field(default_factory=lambda: TRACING)
-    lines: list[Line] = field(default_factory=list[Line])
+    lines: list[SheetLine] = field(default_factory=list[SheetLine])
 
     def put(
         self, name: str, value: Number, unit: str = "", source: str = "", *, terse: bool = False
@@ -248,13 +248,13 @@ class Explained(Sheet):
             source = f"{found.given[0].name}: {found.given[0].source}"
         elif not plain:
             self.lines += self.new(name, found.given)
-        self.lines.append(Line(name, found.value, unit, "" if plain else found.text, source))
+        self.lines.append(SheetLine(name, found.value, unit, "" if plain else found.text, source))
         return super().put(name, Traced(found.value, number(found.value)), unit, source)
 
-    def new(self, name: str, given: Iterable[Line]) -> list[Line]:
+    def new(self, name: str, given: Iterable[SheetLine]) -> list[SheetLine]:
         """Lines that are not there yet; parts of a formula are called after what it gives."""
         known = {(x.value, x.formula) for x in self.lines if x.formula}
-        found: list[Line] = []
+        found: list[SheetLine] = []
         for x in dict.fromkeys(given):
             if x.formula and (x.value, x.formula) not in known:
                 parts = sum(bool(y.formula) for y in found)
@@ -276,7 +276,7 @@ class Explained(Sheet):
 
 
 def _given(name: str, value: float, unit: str, source: str) -> Traced:
-    return Traced(float(value), number(value), ATOM, (Line(name, value, unit, source=source),))
+    return Traced(float(value), number(value), ATOM, (SheetLine(name, value, unit, source=source),))
 
 
 def listed(target: Target) -> Target:
@@ -284,9 +284,9 @@ def listed(target: Target) -> Target:
     rows = {row.field: row for row in target.rows() if isinstance(row.value, int | float)}
 
     def known(value: Any, path: str) -> Any:
-        if isinstance(value, Table):
-            items = cast("Table[Any]", value).items()
-            return Table({name: known(x, f"{path}.{name}") for name, x in items})
+        if isinstance(value, FrozenTable):
+            items = cast("FrozenTable[Any]", value).items()
+            return FrozenTable({name: known(x, f"{path}.{name}") for name, x in items})
         if isinstance(value, Target | Flops | Dram | Cache | Sm | Link | Pcie):
             names = specs(type(value))
             return replace(value, **{n: known(getattr(value, n), f"{path}.{n}") for n in names})
@@ -307,7 +307,7 @@ def terms(
     target: Target,
     *,
     predictor: str = "tile",
-) -> tuple[Line, ...]:
+) -> tuple[SheetLine, ...]:
     """The lines behind the cost of a kernel by `tile` or `roofline`, in the order that one leads to
     the next; the last is the total."""
     work = work_of(op)
@@ -337,13 +337,13 @@ def terms(
 
 def explained(
     op: k.KernelOp, tile: Tile | None, target: Target, cost: Cost, cluster: Cluster | None = None
-) -> tuple[Line, ...]:
+) -> tuple[SheetLine, ...]:
     """The lines behind a cost, where its predictor is ours and they lead to it; else (a plug-in's,
     or another version's) what the cost states of itself. Those of a collective are of the
     `cluster`."""
     name = cost.by.partition("@")[0]
     if isinstance(op, k.Collective) and cluster is not None and cost.by == BY:
-        found = tuple(Line(*row) for row in quantities(op, cluster))
+        found = tuple(SheetLine(*row) for row in quantities(op, cluster))
         if isclose(found[-1].value, cost.time_s, rel_tol=1e-9):
             return found
     if name == "roofline" or (name in ("tile", "generated") and tile is not None):
@@ -352,9 +352,12 @@ def explained(
             return (*lines, *_ends(work_of(op), target, cost))
     source = f"as {cost.by} says"
     return (
-        *(Line(name.replace("_", " "), value, "", source=source) for name, value in cost.facts),
-        *(Line(name, value, "s", source=source) for name, value in cost.terms),
-        Line("time", cost.time_s, "s", source=source),
+        *(
+            SheetLine(name.replace("_", " "), value, "", source=source)
+            for name, value in cost.facts
+        ),
+        *(SheetLine(name, value, "s", source=source) for name, value in cost.terms),
+        SheetLine("time", cost.time_s, "s", source=source),
     )
 
 
@@ -365,14 +368,14 @@ BACKTESTS = {
 }
 
 
-def _ends(work: Work, target: Target, cost: Cost) -> Iterator[Line]:
+def _ends(work: Work, target: Target, cost: Cost) -> Iterator[SheetLine]:
     """The ends of the interval, and the backtest that they come from."""
     if cost.interval is None:
         return
     if cost.by == generated.BY:
         for name, end in zip(("low end", "high end"), cost.interval, strict=True):
             formula = f"{number(cost.time_s)} * {number(end / cost.time_s)}"
-            yield Line(name, end, "s", formula, "cost.generated.SPREAD")
+            yield SheetLine(name, end, "s", formula, "cost.generated.SPREAD")
         return
     known = trained(work, target)
     test = known.backtest(work, familiar(work, target, known))
@@ -392,37 +395,41 @@ def _ends(work: Work, target: Target, cost: Cost) -> Iterator[Line]:
         source += f"; at least x {exp(low):.3g} to x {exp(high):.3g} on {target.name}: {own}"
     for name, end in zip(("low end", "high end"), cost.interval, strict=True):
         formula = f"{number(cost.time_s)} * {number(end / cost.time_s)}"
-        yield Line(
+        yield SheetLine(
             name, end, "s", formula, f"one measurement in ten is outside this range: {source}"
         )
 
 
-def _work_lines(op: k.KernelOp, work: Work) -> list[Line]:
-    lines = [Line("flops", work.flops, "flop", source=f"as {op.name} counts them")]
+def _work_lines(op: k.KernelOp, work: Work) -> list[SheetLine]:
+    lines = [SheetLine("flops", work.flops, "flop", source=f"as {op.name} counts them")]
     if work.products:
         per_point = work.products / max(work.points, 1)
         extents = " * ".join([number(per_point), *(str(n) for _, n in work.dims)])
         dims = ", ".join(d for d, _ in work.dims)
-        lines.append(Line("products", work.products, "flop", extents, f"per element of {dims}"))
+        lines.append(
+            SheetLine("products", work.products, "flop", extents, f"per element of {dims}")
+        )
     if work.density != 1:
         lines.append(
-            Line(
+            SheetLine(
                 "mask density", work.density, "", source="share of the scores that the mask leaves"
             )
         )
     lines.append(
-        Line("lane instructions", work.lane_ops, "", source="cost.lanes.LANE_OPS over the body")
+        SheetLine(
+            "lane instructions", work.lane_ops, "", source="cost.lanes.LANE_OPS over the body"
+        )
     )
     for name, o in zip(operand_names(op), work.operands, strict=False):
         cells = o.nbytes / o.cell_bytes if o.cell_bytes else 0
         formula = f"{number(cells)} * {number(o.cell_bytes)}"
         lines.append(
-            Line(f"bytes of {name}", o.nbytes, "bytes", formula, f"{o.staging}, moved once")
+            SheetLine(f"bytes of {name}", o.nbytes, "bytes", formula, f"{o.staging}, moved once")
         )
     return lines
 
 
-def _roofline_lines(op: k.KernelOp, work: Work, target: Target) -> tuple[Line, ...]:
+def _roofline_lines(op: k.KernelOp, work: Work, target: Target) -> tuple[SheetLine, ...]:
     s = Explained(lines=_work_lines(op, work))
     target = listed(target)
     arithmetic, moving = bounds(work.each(_traced), target)

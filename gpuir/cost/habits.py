@@ -20,7 +20,7 @@ from gpuir.ir.types import bf16, f8e4m3
 from gpuir.ops import kernel as k
 from gpuir.ops import tensor as t
 from gpuir.targets.profile import Habits, Profile
-from gpuir.targets.target import Table, Target
+from gpuir.targets.target import FrozenTable, Target
 
 BY = "habits@1"
 
@@ -52,7 +52,7 @@ class Kernels:
     """
 
     attention: str = ""
-    memory: Table[float] = field(default_factory=lambda: Table[float]())
+    memory: FrozenTable[float] = field(default_factory=lambda: FrozenTable[float]())
     narrow: str = ""
     wide: frozenset[int] = frozenset()
     known: dict[Any, Cost] = field(default_factory=dict[Any, Cost], compare=False, repr=False)

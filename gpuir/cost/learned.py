@@ -23,7 +23,7 @@ from gpuir.cost.sheet import Number, Sheet
 from gpuir.cost.uncertainty import is_unfitted
 from gpuir.cost.work import Lookup, Work
 from gpuir.targets.load import load_target
-from gpuir.targets.target import Multiplier, Table, Target
+from gpuir.targets.target import FrozenTable, Multiplier, Target
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
 
@@ -237,11 +237,13 @@ def factors(family: Family, target: Target, model: Model) -> dict[str, Number]:
 
 
 @lru_cache(maxsize=1024)
-def _shipped_factors(family: Family, isa: str, own: Table[Multiplier]) -> dict[str, Number]:
+def _shipped_factors(family: Family, isa: str, own: FrozenTable[Multiplier]) -> dict[str, Number]:
     return _factors(family, isa, own, shipped())
 
 
-def _factors(family: Family, isa: str, own: Table[Multiplier], model: Model) -> dict[str, Number]:
+def _factors(
+    family: Family, isa: str, own: FrozenTable[Multiplier], model: Model
+) -> dict[str, Number]:
     trained = model.get(family.name, _UNTRAINED)
     deviations = trained.architectures.get(isa, {})
     found: dict[str, Number] = {}

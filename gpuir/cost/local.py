@@ -25,7 +25,7 @@ import numpy as np
 from gpuir.cost.gaussian import Array, Process, smooth, squares
 from gpuir.cost.sheet import Number
 from gpuir.cost.work import Work
-from gpuir.targets.target import Table, Target
+from gpuir.targets.target import FrozenTable, Target
 
 BOUND = 0.5  # the logarithm of a correction, at most
 # The process, chosen by predicting rows of the NeuSight and aiconfigurator tables from 32 others of
@@ -101,7 +101,7 @@ def left_out_ends(family: str, target: Target) -> tuple[float, float]:
 
 
 @lru_cache(maxsize=64)
-def groups(paths: Table[float]) -> frozenset[str]:
+def groups(paths: FrozenTable[float]) -> frozenset[str]:
     """The families, or kinds of kernels, that paths of a calibration are of."""
     return frozenset(path.partition(".")[0] for path in paths)
 
@@ -133,7 +133,9 @@ def _read(path: str) -> tuple[str, dict[str, float]]:
 
 
 @lru_cache(maxsize=64)
-def _known(local: Table[float], kernel: str, names: tuple[str, ...]) -> tuple[Points, Array] | None:
+def _known(
+    local: FrozenTable[float], kernel: str, names: tuple[str, ...]
+) -> tuple[Points, Array] | None:
     """The points of a kernel's kinds that have these columns, and their weights in corrections."""
     own = kernel.partition(".")[2]
     rows = {

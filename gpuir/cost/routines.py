@@ -16,7 +16,7 @@ from gpuir.cost.data import table
 from gpuir.cost.family import Family, Terms
 from gpuir.cost.nest import Tiles, l2_drawn
 from gpuir.cost.sheet import Factor, Number, Sheet
-from gpuir.cost.steps import Steps, Way
+from gpuir.cost.steps import RoutineSteps, RoutineWay
 from gpuir.cost.stream import dram_share, lanes_s, sustained_hz
 from gpuir.cost.work import Work
 from gpuir.targets.target import Target
@@ -27,7 +27,7 @@ FACTORS = table("factors/routines", Factor)
 def seconds(s: Sheet, work: Work, tiles: Tiles, target: Target, p: Mapping[str, Number]) -> Terms:
     """The terms of the quickest way."""
     best: tuple[Any, ...] | None = None
-    for name, way in zip("abc", work.detail_as(Steps).ways, strict=False):
+    for name, way in zip("abc", work.detail_as(RoutineSteps).ways, strict=False):
         found = _way(s, work, target, p, name, way)
         if best is None:
             best = found
@@ -47,7 +47,7 @@ def seconds(s: Sheet, work: Work, tiles: Tiles, target: Target, p: Mapping[str, 
 
 
 def _way(
-    s: Sheet, work: Work, target: Target, p: Mapping[str, Number], name: str, way: Way
+    s: Sheet, work: Work, target: Target, p: Mapping[str, Number], name: str, way: RoutineWay
 ) -> tuple[Number, ...]:
     """Seconds of arithmetic, of memory and of waits; bytes of DRAM and of the L2, with the seconds
     of each; instructions of lanes."""

@@ -89,7 +89,7 @@ def of_matrices() -> dict[str, OfMatrix]:
 
 
 @dataclass(frozen=True)
-class Way(Detail):
+class RoutineWay(Detail):
     """What one way of doing a routine takes: bytes through memory in all its passes, kernels in a
     row, blocks that can work beside each other (0: as many as there are SMs), clocks that nothing
     hides, instructions of the lanes, and flops of matrix products."""
@@ -103,12 +103,12 @@ class Way(Detail):
 
 
 @dataclass(frozen=True)
-class Steps(Detail):
+class RoutineSteps(Detail):
     """A routine's ways on a GPU, and on a CPU clocks of one core beside flops at a share of its
     peak, so many pieces of which are beside each other; how a GPU's threads share it out, where
     that is known."""
 
-    ways: tuple[Way, ...]
+    ways: tuple[RoutineWay, ...]
     cpu_clocks: float = 0.0
     cpu_flops: float = 0.0
     pieces: float = 1.0
@@ -122,7 +122,7 @@ def name_of(op: t.Routine | t.TopK) -> str:
     return "sort" if op.k == op.x.type.shape[op.axis] else "topk"
 
 
-def of(op: t.Routine | t.TopK) -> Steps:
+def of(op: t.Routine | t.TopK) -> RoutineSteps:
     """What a routine does."""
     if isinstance(op, t.TopK):
         return _top_k(op)
@@ -139,16 +139,18 @@ def _cells(op: t.Routine) -> float:
     return float(max((x.size for x in (*(v.type for v in op.args), *op.gives)), default=1))
 
 
-def _once(op: t.Routine) -> Steps:
+def _once(op: t.Routine) -> RoutineSteps:
     """Each operand read, and each result written, once."""
     ops = op.flops() + 4.0 * _cells(op)
-    return Steps((Way(_bytes(op), ops=ops),), cpu_clocks=COUNT_CLOCKS * _cells(op) + op.flops())
+    return RoutineSteps(
+        (RoutineWay(_bytes(op), ops=ops),), cpu_clocks=COUNT_CLOCKS * _cells(op) + op.flops()
+    )
 
 
 # ---------------------------------------------------------------------------- sorting
 
 
-def _sorted(rows: float, length: float, cell: float, value: float = INDEX_BYTES) -> Way:
+def _sorted(rows: float, length: float, cell: float, value: float = INDEX_BYTES) -> RoutineWay:
     """Rows sorted, each key with a value. Indices are made, keys copied, then a pass a digit. One
     in a block's shared memory takes two passes of memory in all."""
     keys, bits = rows * length, 8 * cell
@@ -160,28 +162,32 @@ def _sorted(rows: float, length: float, cell: float, value: float = INDEX_BYTES)
         counted = min(ceil(bits / 4) * BLOCK_DIGIT_OPS, 3.0 * halvings * (halvings + 1))
         waits = SELECT_CLOCKS * min(ceil(bits / 4), halvings)
         moved = keys * 2 * (cell + value)
-        return Way(made + moved, 3.0, clocks=waits, ops=keys * (counted + 8))
+        return RoutineWay(made + moved, 3.0, clocks=waits, ops=keys * (counted + 8))
     again = 1.0 if rows == 1 else SEGMENTED
-    return Way(made + again * moved, 3.0 + again * (digits + 1), ops=again * digits * keys * 20)
+    return RoutineWay(
+        made + again * moved, 3.0 + again * (digits + 1), ops=again * digits * keys * 20
+    )
 
 
-def _selected(rows: float, length: float, k: float, cell: float) -> tuple[Way, ...]:
+def _selected(rows: float, length: float, k: float, cell: float) -> tuple[RoutineWay, ...]:
     """The k largest of rows, not yet in order: a block a row, or many."""
     keys, bits = rows * length, 8 * cell
     found = rows * k * (cell + INDEX_BYTES)
     alone = ceil(bits / SELECT_BITS) + 2
     steps = ceil(length / 1024) * WARP_CLOCKS + SELECT_CLOCKS
     waves = ceil(rows / 128)  # blocks of 1024 threads, one or two an SM: assumed
-    one = Way(keys * cell * alone + found, 1.0, rows, alone * steps * waves, keys * alone * 6)
+    one = RoutineWay(
+        keys * cell * alone + found, 1.0, rows, alone * steps * waves, keys * alone * 6
+    )
     shared = ceil(bits / SHARED_SELECT_BITS)
     launches = 2.0 * shared + 4
-    many = Way(keys * cell * (shared + 2) + found, launches, ops=keys * (shared + 2) * 8)
+    many = RoutineWay(keys * cell * (shared + 2) + found, launches, ops=keys * (shared + 2) * 8)
     return one, many
 
 
-def _after(first: Way, then: Way) -> Way:
+def _after(first: RoutineWay, then: RoutineWay) -> RoutineWay:
     """One after the other."""
-    return Way(
+    return RoutineWay(
         first.moved + then.moved,
         first.launches + then.launches,
         first.blocks,
@@ -191,61 +197,61 @@ def _after(first: Way, then: Way) -> Way:
     )
 
 
-def _top_k(op: t.TopK) -> Steps:
+def _top_k(op: t.TopK) -> RoutineSteps:
     x = op.x.type
     length = float(x.shape[op.axis])
     return top_k(x.size / max(length, 1.0), length, float(op.k), x.dtype.bits / 8)
 
 
-def top_k(rows: float, length: float, k: float, cell: float) -> Steps:
+def top_k(rows: float, length: float, k: float, cell: float) -> RoutineSteps:
     """The k largest of rows selected, then put in order; or all put in order, which a whole row is.
     (PyTorch takes the latter where rows are few and long, TensorTopK.cpp.)"""
     whole, ordered = _sorted(rows, length, cell), _sorted(rows, k, cell)
     ways = tuple(_after(way, ordered) for way in _selected(rows, length, k, cell))
     sorting = SORT_CLOCKS * rows * length * log2(max(length, 2.0))
     choosing = SELECT_CELL_CLOCKS * rows * length + SORT_CLOCKS * rows * k * log2(max(k, 2.0))
-    return Steps((*ways, whole), cpu_clocks=min(choosing, sorting), pieces=max(rows, 1.0))
+    return RoutineSteps((*ways, whole), cpu_clocks=min(choosing, sorting), pieces=max(rows, 1.0))
 
 
-def _unique(op: t.Routine) -> Steps:
+def _unique(op: t.Routine) -> RoutineSteps:
     """A sort, neighbours compared, places counted, those that differ kept (PyTorch, UniqueCub.cu);
     the host waits for how many there are."""
     x = op.args[0].type
     n, cell = float(x.size), x.dtype.bits / 8
     whole = _sorted(1.0, n, cell)
-    more = Way(n * (2 * cell + 4 * INDEX_BYTES), 5.0, ops=12 * n)
+    more = RoutineWay(n * (2 * cell + 4 * INDEX_BYTES), 5.0, ops=12 * n)
     clocks = SORT_CLOCKS * n * log2(max(n, 2.0))
-    return Steps((_after(whole, more),), cpu_clocks=clocks)
+    return RoutineSteps((_after(whole, more),), cpu_clocks=clocks)
 
 
-def _mode(op: t.Routine) -> Steps:
+def _mode(op: t.Routine) -> RoutineSteps:
     x = op.args[0].type
     axis = int(str(dict(op.attrs).get("axis", -1)))
     length = float(x.shape[axis])
     whole = _sorted(x.size / max(length, 1.0), length, x.dtype.bits / 8)
-    runs = Way(3.0 * x.nbytes, 3.0, ops=12.0 * x.size)
-    return Steps(
+    runs = RoutineWay(3.0 * x.nbytes, 3.0, ops=12.0 * x.size)
+    return RoutineSteps(
         (_after(whole, runs),), cpu_clocks=SORT_CLOCKS * x.size * log2(max(length, 2.0)),
         pieces=max(x.size / max(length, 1.0), 1.0),
     )  # fmt: skip
 
 
-def _search(op: t.Routine) -> Steps:
+def _search(op: t.Routine) -> RoutineSteps:
     """A bisection a number: steps go through the cache."""
     line, x = op.args[0].type, op.args[1].type
     halvings = log2(max(line.shape[-1] if line.shape else 1, 2))
-    way = Way(_bytes(op), ops=SEARCH_OPS * x.size * halvings, clocks=300 * halvings)
-    return Steps((way,), cpu_clocks=SEARCH_CLOCKS * x.size * halvings)
+    way = RoutineWay(_bytes(op), ops=SEARCH_OPS * x.size * halvings, clocks=300 * halvings)
+    return RoutineSteps((way,), cpu_clocks=SEARCH_CLOCKS * x.size * halvings)
 
 
-def _picked(op: t.Routine) -> Steps:
+def _picked(op: t.Routine) -> RoutineSteps:
     """Counted, then gathered: two reads (PyTorch, Nonzero.cu: cub's DeviceReduce, DeviceSelect)."""
     x = op.args[0].type
-    way = Way(x.nbytes + _bytes(op), 4.0, ops=12.0 * x.size)
-    return Steps((way,), cpu_clocks=ASKED_CLOCKS * x.size)
+    way = RoutineWay(x.nbytes + _bytes(op), 4.0, ops=12.0 * x.size)
+    return RoutineSteps((way,), cpu_clocks=ASKED_CLOCKS * x.size)
 
 
-def _kept(op: t.Routine) -> Steps:
+def _kept(op: t.Routine) -> RoutineSteps:
     """Non-maximum suppression: scores in order, every pair of boxes, then the greedy choice, box
     by box (torchvision, nms_kernel.cu; onnxruntime, non_max_suppression_impl.cu), each image and
     class after the other."""
@@ -254,17 +260,21 @@ def _kept(op: t.Routine) -> Steps:
     each = float(prod(scores.shape[:-1]))
     order = _sorted(1.0, n, 4.0)
     pairs = n * ceil(n / NMS_WORD) * INDEX_BYTES
-    one = _after(order, Way(boxes.nbytes + 2 * pairs, 3.0, clocks=20 * n, ops=8 * n * n))
-    way = Way(each * one.moved, each * one.launches, clocks=each * one.clocks, ops=each * one.ops)
-    return Steps((way,), cpu_clocks=each * (10.0 * n * log2(max(n, 2.0))) + op.flops())
+    one = _after(order, RoutineWay(boxes.nbytes + 2 * pairs, 3.0, clocks=20 * n, ops=8 * n * n))
+    way = RoutineWay(
+        each * one.moved, each * one.launches, clocks=each * one.clocks, ops=each * one.ops
+    )
+    return RoutineSteps((way,), cpu_clocks=each * (10.0 * n * log2(max(n, 2.0))) + op.flops())
 
 
-def _random(op: t.Routine) -> Steps:
+def _random(op: t.Routine) -> RoutineSteps:
     cells = _cells(op)
-    return Steps((Way(_bytes(op), ops=RANDOM_OPS * cells),), cpu_clocks=RANDOM_CLOCKS * cells)
+    return RoutineSteps(
+        (RoutineWay(_bytes(op), ops=RANDOM_OPS * cells),), cpu_clocks=RANDOM_CLOCKS * cells
+    )
 
 
-def _transformed(op: t.Routine) -> Steps:
+def _transformed(op: t.Routine) -> RoutineSteps:
     """A Fourier transform: a pass over all cells for each axis, and for each factor of a long one;
     a half that is not stored is filled in by one more."""
     x, y = op.args[0].type, op.gives[0]
@@ -278,21 +288,21 @@ def _transformed(op: t.Routine) -> Steps:
         points = [wide[a] for a in named if isinstance(a, int)] or [max(wide, default=1)]
     passes = sum(max(1, ceil(log2(max(n, 2)) / log2(FFT_POINTS))) for n in points)
     once = float(x.nbytes + y.nbytes)
-    way = Way(passes * once, float(passes), ops=0.5 * op.flops() + 4 * max(x.size, y.size))
-    return Steps((way,), cpu_clocks=2.0 * _cells(op), cpu_flops=op.flops() / FFT_SHARE)
+    way = RoutineWay(passes * once, float(passes), ops=0.5 * op.flops() + 4 * max(x.size, y.size))
+    return RoutineSteps((way,), cpu_clocks=2.0 * _cells(op), cpu_flops=op.flops() / FFT_SHARE)
 
 
-def _recurrent(op: t.Routine) -> Steps:
+def _recurrent(op: t.Routine) -> RoutineSteps:
     """A step of the sequence after the other."""
     length = float(op.args[0].type.shape[-2]) if op.args[0].type.rank > 1 else 1.0
-    way = Way(_bytes(op), ops=0.5 * op.flops() + 4 * _cells(op), clocks=200.0 * length)
-    return Steps((way,), cpu_clocks=COUNT_CLOCKS * _cells(op) + op.flops())
+    way = RoutineWay(_bytes(op), ops=0.5 * op.flops() + 4 * _cells(op), clocks=200.0 * length)
+    return RoutineSteps((way,), cpu_clocks=COUNT_CLOCKS * _cells(op) + op.flops())
 
 
 # ---------------------------------------------------------------------------- matrices
 
 
-def _decomposition(op: t.Routine) -> Steps:
+def _decomposition(op: t.Routine) -> RoutineSteps:
     """Columns one after another, panels that read and write what is left of the matrix, and the
     products of it all; of a batch beside each other where there is a kernel for that."""
     own = of_matrices()[op.fn]
@@ -301,7 +311,7 @@ def _decomposition(op: t.Routine) -> Steps:
     turns = 1.0 if max(m, n) <= own.batched else max(count, 1.0)
     factor = 2.0 if op.fn == "qr" and dict(op.attrs).get("mode") != "r" else 1.0
     panels = ceil(columns / PANEL)
-    way = Way(
+    way = RoutineWay(
         moved=_bytes(op) * (1 + ceil(columns / OUTER) / 3),
         launches=1 + 2.0 * panels,
         clocks=own.column_clocks * factor * columns * turns,
@@ -309,10 +319,10 @@ def _decomposition(op: t.Routine) -> Steps:
         products=float(op.flops()),
     )
     clocks = own.lapack_clocks * columns * count
-    return Steps((way,), clocks, op.flops() / own.lapack_share, max(count, 1.0))
+    return RoutineSteps((way,), clocks, op.flops() / own.lapack_share, max(count, 1.0))
 
 
-ROUTINES: dict[str, Callable[[t.Routine], Steps]] = {
+ROUTINES: dict[str, Callable[[t.Routine], RoutineSteps]] = {
     "unique": _unique,
     "mode": _mode,
     "search": _search,

@@ -17,7 +17,7 @@ from gpuir.cost.family import Family, Terms
 from gpuir.cost.nest import Tiles, cut, is_partitioned, kept_bytes
 from gpuir.cost.power import sustained
 from gpuir.cost.sheet import Factor, Number, Sheet
-from gpuir.cost.steps import Steps
+from gpuir.cost.steps import RoutineSteps
 from gpuir.cost.work import SECTOR_BYTES, CellByCell, Lookup, Serial, Threads, Windowed, Work
 from gpuir.targets.target import Target
 
@@ -44,7 +44,7 @@ def seconds(s: Sheet, work: Work, tiles: Tiles, target: Target, p: Mapping[str, 
     clock_hz = sustained_hz(s, target, p)
     compute = lanes_s(s, work.lane_ops, clock_hz, target, p)
     busy = 0.0
-    shares = work.detail.threads if isinstance(work.detail, Steps) else work.detail
+    shares = work.detail.threads if isinstance(work.detail, RoutineSteps) else work.detail
     if isinstance(shares, Threads):
         busy = _turns_s(s, shares, target)
     elif isinstance(work.detail, Serial):

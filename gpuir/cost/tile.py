@@ -189,7 +189,7 @@ def _pick(numbers: Number, shape: tuple[int, ...], best: Places) -> Number:
 
 
 @dataclass(frozen=True)
-class Predictions:
+class PredictedSeconds:
     """Seconds of many kernels, with the interval that holds 80 % of the measurements."""
 
     time_s: Array
@@ -200,7 +200,7 @@ class Predictions:
 
 def predict(
     work: Work, target: Target, *, tiles: Tiles | None = None, model: Model | None = None
-) -> Predictions:
+) -> PredictedSeconds:
     """The time of each of many kernels, under `tiles` or those that a library would take."""
     model = shipped() if model is None else model
     count = int(np.size(work.points))
@@ -209,7 +209,7 @@ def predict(
     parts = in_parts(part, count)
     time_s = np.concatenate([t for t, _ in parts]) if parts else np.zeros(0)
     low_s, high_s = interval(work, target, time_s, model)
-    return Predictions(time_s, low_s, high_s, Tiles.joined([t for _, t in parts]))
+    return PredictedSeconds(time_s, low_s, high_s, Tiles.joined([t for _, t in parts]))
 
 
 def _predict_rows(

@@ -355,13 +355,13 @@ def _likeness(value: Any) -> Hashable:
             return ...
 
 
-class Numbers(Protocol):
+class HasNumbers(Protocol):
     """Anything of numbers: a work, tiles."""
 
     def each(self, change: Callable[[Number], Number]) -> Self: ...
 
 
-N = TypeVar("N", bound=Numbers)
+N = TypeVar("N", bound=HasNumbers)
 
 
 def stacked(ones: Sequence[N]) -> N:

@@ -35,7 +35,7 @@ from gpuir.cost.sheet import Factor, Number, Sheet
 from gpuir.cost.tile import estimate, predict
 from gpuir.fit.batch import MeasuredBatch
 from gpuir.fit.columns import Floats, Ints
-from gpuir.targets.target import Table, Target
+from gpuir.targets.target import FrozenTable, Target
 
 STEPS = 8  # of Gauss-Newton; it mostly ends after four
 HALVINGS = 4  # of one step that does not help
@@ -135,7 +135,7 @@ def calibration(
         local = len(set(target.local.items()) - set(plain.local.items()))
         ends = ends_of(-logarithms[way])
         low, high = ({f"{n}.{end}": x for n in names} for end, x in zip(ENDS, ends, strict=True))
-        target = replace(target, backtest=Table({**target.backtest, **low, **high}))
+        target = replace(target, backtest=FrozenTable({**target.backtest, **low, **high}))
         rows = sum(map(len, group))
         fits.append(
             FamilyFit(
@@ -183,7 +183,7 @@ def ends_of(misses: Floats) -> tuple[float, float]:
 
 
 def with_factors(target: Target, moved: Mapping[str, float]) -> Target:
-    return replace(target, factors=Table({**target.factors, **moved}))
+    return replace(target, factors=FrozenTable({**target.factors, **moved}))
 
 
 # ---------------------------------------------------------------------------- measurements
@@ -264,7 +264,7 @@ def _compared(batch: MeasuredBatch, total: Floats, target: Target) -> Floats:
 def _knobs(target: Target, group: Sequence[MeasuredBatch], model: Model) -> list[Knob]:
     """The factors that may move, in multiples of what the model has for this device."""
     families = {f.name: f for b in group for f in (family_of(w, target) for w in b.works)}
-    plain = replace(target, factors=Table())
+    plain = replace(target, factors=FrozenTable())
     knobs: list[Knob] = []
     for family in families.values():
         values = factors(family, plain, model)
@@ -298,13 +298,15 @@ def _fitted(
     for way in ways:
         there = moved if way.factors else plain
         if way.local:
-            there = replace(there, local=Table({**there.local, **_local(there, group, model)}))
+            there = replace(
+                there, local=FrozenTable({**there.local, **_local(there, group, model)})
+            )
         targets[way] = there if any(way) else target
     return targets
 
 
-def _without(multipliers: Table[float], groups: set[str]) -> Table[float]:
-    return Table({p: v for p, v in multipliers.items() if p.partition(".")[0] not in groups})
+def _without(multipliers: FrozenTable[float], groups: set[str]) -> FrozenTable[float]:
+    return FrozenTable({p: v for p, v in multipliers.items() if p.partition(".")[0] not in groups})
 
 
 def _multipliers(target: Target, group: Sequence[MeasuredBatch], model: Model) -> dict[str, float]:

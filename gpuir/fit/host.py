@@ -13,7 +13,7 @@ from gpuir.fit.machine import cpu_name, sees_gpu, torch_here
 from gpuir.fit.timing import HostWatch, Timing
 from gpuir.targets.host import HostMachine
 from gpuir.targets.spec import slug
-from gpuir.targets.target import Table
+from gpuir.targets.target import FrozenTable
 
 # What the reference (specs/hosts/reference.toml) takes for a subtraction of two small tensors: on a
 # GPU between two events, less a call that does nothing, the mean of NeuSight's machines with an
@@ -72,7 +72,7 @@ def measured_host(name: str, budget_s: float) -> MeasuredHost:
         title=processor,
         slowdown=float(f"{seconds / reference_s:.3g}"),
         uncertainty=float(f"{max(least_off, rounds_off):.3g}"),
-        sources=Table({"slowdown": how, "uncertainty": off}),
+        sources=FrozenTable({"slowdown": how, "uncertainty": off}),
     )
     return MeasuredHost(host, (third - first) / middle)
 

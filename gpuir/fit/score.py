@@ -126,7 +126,7 @@ class TileScore:
 
 
 @dataclass(frozen=True)
-class Scores:
+class GroupScores:
     """Of each group; of the rows of each GPU and dtype together, and of all GPUs'; of each family
     of kernels, by file and GPU, the operator being its name (in these two, floor and suspect rows
     are left out); of the tiles chosen."""
@@ -136,8 +136,8 @@ class Scores:
     families: tuple[Score, ...] = ()
     tiles: tuple[TileScore, ...] = ()
 
-    def __add__(self, other: Scores) -> Scores:
-        return Scores(
+    def __add__(self, other: GroupScores) -> GroupScores:
+        return GroupScores(
             self.groups + other.groups,
             self.totals + other.totals,
             self.families + other.families,
@@ -149,12 +149,12 @@ def score(
     batches: Iterable[MeasuredBatch],
     by: Sequence[str] = (),
     models: Mapping[str, Model] | None = None,
-) -> Scores:
+) -> GroupScores:
     """The errors of predictions for batches, by file, operator, GPU and dtype, and by the columns
     `by`. A GPU in `models` has a model of its own: one trained without it."""
-    groups: dict[ScoredRows, list[_Rows]] = {}
-    totals: dict[ScoredRows, list[_Rows]] = {}
-    families: dict[ScoredRows, list[_Rows]] = {}
+    groups: dict[ScoredRows, list[_ScoredRows]] = {}
+    totals: dict[ScoredRows, list[_ScoredRows]] = {}
+    families: dict[ScoredRows, list[_ScoredRows]] = {}
     tiles: list[TileScore] = []
     for batch in batches:
         model = (models or {}).get(batch.target.device)
@@ -171,13 +171,13 @@ def score(
                 some = rows[batch.on_floor[rows] == floor]
                 if not len(some):
                     continue
-                part = _Rows(numbers[:, some], batch.split.codes[some], batch.split.names)
+                part = _ScoredRows(numbers[:, some], batch.split.codes[some], batch.split.names)
                 groups.setdefault(mine._replace(floor=floor), []).append(part)
                 if not (floor or batch.suspect):
                     for total in _totals(mine):
                         totals.setdefault(total, []).append(part)
                     families.setdefault(family, []).append(part)
-    return Scores(
+    return GroupScores(
         tuple(_score(g, parts) for g, parts in sorted(groups.items())),
         tuple(_score(g, parts) for g, parts in sorted(totals.items(), key=_place)),
         tuple(_score(g, parts) for g, parts in sorted(families.items())),
@@ -230,7 +230,7 @@ def _group(batch: MeasuredBatch) -> ScoredRows:
     return ScoredRows(batch.file, batch.op, batch.device, batch.dtype, batch.target.name)
 
 
-def _place(total: tuple[ScoredRows, list[_Rows]]) -> tuple[str, str, bool, str]:
+def _place(total: tuple[ScoredRows, list[_ScoredRows]]) -> tuple[str, str, bool, str]:
     """Totals by file and dtype, that of all GPUs last."""
     g = total[0]
     return (g.file, g.dtype, g.device == ALL, g.device)
@@ -243,7 +243,7 @@ def _totals(group: ScoredRows) -> Iterator[ScoredRows]:
 
 
 @dataclass(frozen=True)
-class _Rows:
+class _ScoredRows:
     """Rows before they are errors: measured, predicted, low, high, roofline, and the middle of the
     same shape's; the split."""
 
@@ -252,7 +252,7 @@ class _Rows:
     splits: tuple[str, ...]
 
 
-def _score(group: ScoredRows, parts: list[_Rows]) -> Score:
+def _score(group: ScoredRows, parts: list[_ScoredRows]) -> Score:
     numbers = np.concatenate([p.numbers for p in parts], axis=1)
     splits: dict[str, RowErrors] = {}
     for name in sorted({n for p in parts for n in p.splits if n}):

@@ -212,7 +212,7 @@ def dropped(e: Emitter, x: Value, kept: Value, ratio: float) -> Value:
 
 
 @dataclass(frozen=True)
-class Window:
+class SlidingWindow:
     """How a window slides over spatial axes: one entry each. `extra` cells of `high` are there only
     because the last window hangs over the padding that was declared."""
 
@@ -236,7 +236,12 @@ class Window:
 
 
 def column_image(
-    e: Emitter, x: Value, image: tuple[int, ...], window: Window, gives: TensorType, work: int
+    e: Emitter,
+    x: Value,
+    image: tuple[int, ...],
+    window: SlidingWindow,
+    gives: TensorType,
+    work: int,
 ) -> Value:
     """Each column's cells added where its window was in the image."""
     attrs = (

@@ -15,7 +15,7 @@ Activation = Callable[[Value, Emitter], Value]
 
 
 @dataclass(frozen=True)
-class Weights:
+class RecurrentWeights:
     """One direction's tensors as values of the graph around the loop. `gates` is what the inputs
     contribute to every gate at every time step, biases included."""
 
@@ -26,7 +26,9 @@ class Weights:
 
 
 # a cell maps the gates' input [B, G H] and the state to the new state, the hidden one first
-Cell = Callable[[Weights, list[Activation], Value, tuple[Value, ...], Emitter], tuple[Value, ...]]
+Cell = Callable[
+    [RecurrentWeights, list[Activation], Value, tuple[Value, ...], Emitter], tuple[Value, ...]
+]
 
 
 def columns(e: Emitter, x: Value, index: int, width: int) -> Value:
@@ -40,7 +42,7 @@ def times(e: Emitter, state: Value, weight: Value) -> Value:
 
 
 def rnn_cell(
-    w: Weights, f: list[Activation], x: Value, state: tuple[Value, ...], e: Emitter
+    w: RecurrentWeights, f: list[Activation], x: Value, state: tuple[Value, ...], e: Emitter
 ) -> tuple[Value, ...]:
     """H = f(x + H R)."""
     product = times(e, state[0], w.recurrent[0])
@@ -51,7 +53,7 @@ def lstm_cell(coupled: bool = False, order: str = "iofg") -> Cell:
     """Gates lie in this order; `coupled` makes f = 1 - i."""
 
     def cell(
-        w: Weights, f: list[Activation], x: Value, state: tuple[Value, ...], e: Emitter
+        w: RecurrentWeights, f: list[Activation], x: Value, state: tuple[Value, ...], e: Emitter
     ) -> tuple[Value, ...]:
         """i, o, f, g from x + H R; C = f C + i g; H = o h(C). Peepholes add P C to i and f, and
         the new C to o.
@@ -88,7 +90,7 @@ def gru_cell(reset_last: bool = True, order: str = "zr") -> Cell:
     the state contributes, else the state itself."""
 
     def cell(
-        w: Weights, f: list[Activation], x: Value, state: tuple[Value, ...], e: Emitter
+        w: RecurrentWeights, f: list[Activation], x: Value, state: tuple[Value, ...], e: Emitter
     ) -> tuple[Value, ...]:
         """z, r = f(x + H R + b); g = g(x + (r H) R), or with `reset_last` g(x + r (H R + b));
         H = g + z (H - g).
@@ -125,7 +127,7 @@ class Direction:
 
     cell: Cell
     functions: list[Activation]
-    weights: Weights
+    weights: RecurrentWeights
     init: tuple[Value, ...]
     lengths: Value | None
     reverse: bool

@@ -9,7 +9,7 @@ from typing import Generic, Protocol, TypeVar
 SLACK = 1 << 20  # ranks between those of two items, so that raising one rarely raises the next
 
 
-class Group(Protocol):
+class LaunchGroup(Protocol):
     """Items that will share a launch: nodes of a graph, or loops."""
 
     @property
@@ -23,7 +23,7 @@ class Group(Protocol):
         ...
 
 
-G = TypeVar("G", bound=Group)
+G = TypeVar("G", bound=LaunchGroup)
 
 
 @dataclass

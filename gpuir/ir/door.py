@@ -22,7 +22,7 @@ LONGEST = 80  # characters of a value in a message
 
 
 @dataclass(frozen=True)
-class Kind:
+class ArgumentKind:
     """Values that an argument may have: what they are called, whether one is such, and how to give
     one, where its name does not say so."""
 
@@ -30,15 +30,15 @@ class Kind:
     holds: Callable[[Any], bool]
     fix: str = ""
 
-    def __or__(self, other: Kind) -> Kind:
+    def __or__(self, other: ArgumentKind) -> ArgumentKind:
         holds, also = self.holds, other.holds
         fix = self.fix or other.fix
-        return Kind(f"{self.what}, or {other.what}", lambda x: holds(x) or also(x), fix)
+        return ArgumentKind(f"{self.what}, or {other.what}", lambda x: holds(x) or also(x), fix)
 
 
-def of_type(kind: type[Any] | tuple[type[Any], ...], what: str, fix: str = "") -> Kind:
+def of_type(kind: type[Any] | tuple[type[Any], ...], what: str, fix: str = "") -> ArgumentKind:
     """Values of a type."""
-    return Kind(what, lambda x: isinstance(x, kind), fix)
+    return ArgumentKind(what, lambda x: isinstance(x, kind), fix)
 
 
 def is_whole(x: Any) -> bool:
@@ -61,23 +61,23 @@ def pairs_of(x: Any) -> list[tuple[Any, Any]] | None:
     return [(e[0], e[1]) for e in entries] if plain else None
 
 
-def whole(least: int = 0, most: int | None = None) -> Kind:
+def whole(least: int = 0, most: int | None = None) -> ArgumentKind:
     """Whole numbers from `least` on."""
     what = f"a whole number of {least} or more" + (f", at most {most}" if most is not None else "")
     top = LARGEST if most is None else most
-    return Kind(what, lambda x: is_whole(x) and least <= x <= top)
+    return ArgumentKind(what, lambda x: is_whole(x) and least <= x <= top)
 
 
-def real(least: float = 0.0) -> Kind:
+def real(least: float = 0.0) -> ArgumentKind:
     """Finite numbers from `least` on."""
 
     def holds(x: Any) -> bool:
         return is_number(x) and isfinite(x) and x >= least
 
-    return Kind(f"a number of {least:g} or more", holds)
+    return ArgumentKind(f"a number of {least:g} or more", holds)
 
 
-def many(of: Kind) -> Kind:
+def many(of: ArgumentKind) -> ArgumentKind:
     """Several of them, in a list or the like; a text is none."""
 
     def holds(x: Any) -> bool:
@@ -85,16 +85,16 @@ def many(of: Kind) -> Kind:
             return False
         return all(map(of.holds, cast("Iterable[Any]", x)))
 
-    return Kind(f"a list, each {of.what}", holds)
+    return ArgumentKind(f"a list, each {of.what}", holds)
 
 
-def one_of(*known: str) -> Kind:
+def one_of(*known: str) -> ArgumentKind:
     """One of some texts."""
     shown = ", ".join(repr(x) for x in known)
-    return Kind(f"one of {shown}", lambda x: isinstance(x, str) and x in known)
+    return ArgumentKind(f"one of {shown}", lambda x: isinstance(x, str) and x in known)
 
 
-def named(of: Kind, by: Kind | None = None) -> Kind:
+def named(of: ArgumentKind, by: ArgumentKind | None = None) -> ArgumentKind:
     """A mapping from names (or `by`) to them."""
     keys = by or TEXT
 
@@ -104,18 +104,18 @@ def named(of: Kind, by: Kind | None = None) -> Kind:
         items = cast("Mapping[Any, Any]", x).items()
         return all(keys.holds(k) and of.holds(v) for k, v in items)
 
-    return Kind(f"a mapping of {keys.what} to {of.what}", holds)
+    return ArgumentKind(f"a mapping of {keys.what} to {of.what}", holds)
 
 
-WHOLE = Kind("a whole number", lambda x: is_whole(x) and abs(x) < LARGEST)
-NUMBER = Kind("a number", is_number)
+WHOLE = ArgumentKind("a whole number", lambda x: is_whole(x) and abs(x) < LARGEST)
+NUMBER = ArgumentKind("a number", is_number)
 FLAG = of_type(bool, "True or False")
 TEXT = of_type(str, "a text")
 PATH = of_type((str, PathLike), "a name or the path of a file")
-CALLED = Kind("a function", callable)
+CALLED = ArgumentKind("a function", callable)
 
 
-def refuse(where: str, name: str, kind: Kind, value: Any, fix: str = "") -> UsageError:
+def refuse(where: str, name: str, kind: ArgumentKind, value: Any, fix: str = "") -> UsageError:
     """The error of a value that is not what an argument may be."""
     try:
         shown = f"{name}={value!r}"
@@ -130,7 +130,7 @@ def refuse(where: str, name: str, kind: Kind, value: Any, fix: str = "") -> Usag
     )
 
 
-def takes(**kinds: Kind) -> Callable[[Callable[P, R]], Callable[P, R]]:
+def takes(**kinds: ArgumentKind) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Checks those arguments of a public function by name; what has a default of None may be None.
     An argument of a function that gathers names (`**options`) is checked where it is given."""
 
@@ -158,7 +158,7 @@ def takes(**kinds: Kind) -> Callable[[Callable[P, R]], Callable[P, R]]:
     return checked
 
 
-def holds(**kinds: Kind) -> Callable[[type[R]], type[R]]:
+def holds(**kinds: ArgumentKind) -> Callable[[type[R]], type[R]]:
     """Checks fields of a record by name, when one is made."""
 
     def checked(record: type[R]) -> type[R]:

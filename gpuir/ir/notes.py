@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Literal, cast
 
-from gpuir.ir.door import TEXT, WHOLE, Kind, holds, of_type, pairs_of
+from gpuir.ir.door import TEXT, WHOLE, ArgumentKind, holds, of_type, pairs_of
 
 ON_HOST = "host@1"  # signs what the host's CPU runs, in place of the device
 
@@ -17,7 +17,7 @@ BY_OPERAND = ("direct", "fetch", "pad")
 Bound = Literal["compute", "memory", "latency", "network"]
 
 
-def _pairs(by: Kind) -> Kind:
+def _pairs(by: ArgumentKind) -> ArgumentKind:
     """Numbers by dimension or operand, in tuples."""
 
     def holds(x: Any) -> bool:
@@ -25,7 +25,7 @@ def _pairs(by: Kind) -> Kind:
         return pairs is not None and all(by.holds(a) and WHOLE.holds(n) for a, n in pairs)
 
     example = '(("m", 128), ("k", 64))' if by is TEXT else "((0, 1),)"
-    return Kind(f"pairs of {by.what} and a whole number", holds, f"write {example}")
+    return ArgumentKind(f"pairs of {by.what} and a whole number", holds, f"write {example}")
 
 
 @holds(
@@ -158,7 +158,9 @@ def _is_path(x: Any) -> bool:
 @holds(
     name=TEXT,
     target=TEXT,
-    tiles=Kind("pairs of a path and a tile", _is_tiles, 'write ((("y",), gpuir.Tile(...)),)'),
+    tiles=ArgumentKind(
+        "pairs of a path and a tile", _is_tiles, 'write ((("y",), gpuir.Tile(...)),)'
+    ),
 )
 @dataclass(frozen=True)
 class Schedule:

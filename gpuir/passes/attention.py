@@ -33,7 +33,7 @@ class Mask:
 
 
 @dataclass
-class Scores:
+class ScoreProduct:
     """q · k, and what is done to it before the softmax: scaled, capped, then masked. `divided` if
     it is a division that scales. `leads` are the axes ahead of the last two, at each reshape."""
 
@@ -47,7 +47,7 @@ class Scores:
 
 
 @dataclass(frozen=True)
-class Operand:
+class AttentionOperand:
     """q, k or v as found: axis `dropped` of x taken out, then transposed by `perm`, it has `cells`
     as its last two axes, and the leading axes in another shape perhaps."""
 
@@ -63,7 +63,7 @@ class Operand:
         return self.x.type.size // max(math.prod(self.cells), 1)
 
 
-Plan = tuple[Shape, Operand, Operand, Operand, list[Shape], int]
+Plan = tuple[Shape, AttentionOperand, AttentionOperand, AttentionOperand, list[Shape], int]
 
 
 class AttentionMatcher(Matcher):
@@ -112,7 +112,7 @@ class AttentionMatcher(Matcher):
             y = self.extra(b, step(y), n, n.locs)
         return self.put(b, steps[-1](y), n, dead, n.locs)
 
-    def scores(self, v: Value) -> Scores | None:
+    def scores(self, v: Value) -> ScoreProduct | None:
         """What is under the softmax that v is, cast, reshaped or guarded against NaN."""
         match self.op(v):
             case t.Softmax(x, axis, False) if axis == v.type.rank - 1:
@@ -137,12 +137,12 @@ class AttentionMatcher(Matcher):
             found.leads.append(v.type.shape[:-2])
         return found
 
-    def raw_scores(self, v: Value) -> Scores | None:
+    def raw_scores(self, v: Value) -> ScoreProduct | None:
         """v as q . kᵀ scaled, capped and masked; None where it is something else."""
         shape = v.type.shape
         match self.op(v):
             case t.Matmul(q, k, None):
-                return Scores(q, k, [shape[:-2]])
+                return ScoreProduct(q, k, [shape[:-2]])
             case t.Cast(x) if _is_wide(x) and _is_wide(v):
                 return self.raw_scores(x)
             case t.Reshape(x) if _same_matrix(x, v):
@@ -179,7 +179,7 @@ class AttentionMatcher(Matcher):
                 return found
         return None
 
-    def scaled(self, x: Value, c: float, divided: bool) -> Scores | None:
+    def scaled(self, x: Value, c: float, divided: bool) -> ScoreProduct | None:
         found = self.raw_scores(x)
         if found is None or found.softcap or any(m.effect in ("add", "sub") for m in found.masks):
             return None
@@ -187,7 +187,7 @@ class AttentionMatcher(Matcher):
         found.divided = divided
         return found if c > 0 or not found.masks else None
 
-    def capped(self, x: Value, c: float) -> Scores | None:
+    def capped(self, x: Value, c: float) -> ScoreProduct | None:
         """c * tanh(scores / c)"""
         match self.terms(x):
             case ("tanh", y):
@@ -201,7 +201,7 @@ class AttentionMatcher(Matcher):
         found.softcap = c
         return found
 
-    def plan(self, found: Scores, v: Value, turned: bool, result: Value) -> Plan | None:
+    def plan(self, found: ScoreProduct, v: Value, turned: bool, result: Value) -> Plan | None:
         """The leading axes of the attention, its operands, the shapes of its masks, and how many
         groups of heads k and v have; None where they do not fit. Where the first product is of
         narrower numbers than the second, the whole is of the narrower."""
@@ -234,7 +234,7 @@ class AttentionMatcher(Matcher):
         added = {m.dtype for m in found.masks if not m.hard}
         return (lead, q, key, value, masks, groups) if len(added) <= 1 else None
 
-    def operand(self, v: Value, dtype: object, scaled: bool = True) -> Operand:
+    def operand(self, v: Value, dtype: object, scaled: bool = True) -> AttentionOperand:
         """v without what the attention does itself: a widening cast, a scale, and reshapes of the
         leading axes that stand before those."""
         match self.op(v):
@@ -242,19 +242,19 @@ class AttentionMatcher(Matcher):
                 return self.operand(x, dtype, scaled)
             case t.Reshape(x) if _same_matrix(x, v):
                 inner = self.operand(x, dtype, scaled)
-                return inner if inner.x != x else Operand(v, v.type.shape[-2:])
+                return inner if inner.x != x else AttentionOperand(v, v.type.shape[-2:])
             case t.Map() if scaled and (part := self.own_factor(v)):
                 inner = self.operand(part[0], dtype, scaled)
                 return replace(inner, scale=inner.scale * part[1])
             case _:
-                return Operand(v, v.type.shape[-2:])
+                return AttentionOperand(v, v.type.shape[-2:])
 
     def own_factor(self, v: Value) -> tuple[Value, float] | None:
         """`factor` of a value that has one reader."""
         alone = len(self.users.get(v, ())) == 1 and v not in self.outputs
         return self.factor(v) if alone else None
 
-    def turned_operand(self, v: Value, dtype: object, scaled: bool = True) -> Operand:
+    def turned_operand(self, v: Value, dtype: object, scaled: bool = True) -> AttentionOperand:
         """`operand` of v with its last two axes swapped: without the transpose that made it so, or
         with the rest of what that one does."""
         match self.op(v):
@@ -266,25 +266,27 @@ class AttentionMatcher(Matcher):
                 if inner.x.type.shape == x.type.shape:
                     cells = (x.type.shape[perm[-2]], x.type.shape[perm[-1]])
                     return replace(inner, cells=cells, perm=perm)
-                return Operand(x, (x.type.shape[perm[-2]], x.type.shape[perm[-1]]), perm)
+                return AttentionOperand(x, (x.type.shape[perm[-2]], x.type.shape[perm[-1]]), perm)
             case t.Cast(x) if x.type.dtype == dtype:
                 return self.turned_operand(x, dtype, scaled)
             case t.Reshape(x) if _same_matrix(x, v):
                 inner = self.turned_operand(x, dtype, scaled)
                 if not isinstance(self.op(x), t.Transpose | t.Map | t.Cast):
-                    inner = Operand(v, v.type.shape[:-3:-1], _swapped(v))
+                    inner = AttentionOperand(v, v.type.shape[:-3:-1], _swapped(v))
                 return inner
             case t.Map() if scaled and (part := self.own_factor(v)):
                 inner = self.turned_operand(part[0], dtype, scaled)
                 return replace(inner, scale=inner.scale * part[1])
             case _:
-                return Operand(v, v.type.shape[:-3:-1], _swapped(v))
+                return AttentionOperand(v, v.type.shape[:-3:-1], _swapped(v))
 
-    def ways(self, side: Operand, shape: Shape, lead: Shape) -> list[tuple[Operand, int]]:
+    def ways(
+        self, side: AttentionOperand, shape: Shape, lead: Shape
+    ) -> list[tuple[AttentionOperand, int]]:
         """The forms of k or v that fit, with their groups of heads: each head's copy of its group
         left out, and as it is, `shape` being its leading axes."""
         heads, full = lead[-1], math.prod(lead)
-        found: list[tuple[Operand, int]] = []
+        found: list[tuple[AttentionOperand, int]] = []
         if (less := self.unrepeated(side)) is not None and less.count:
             copies, rest = divmod(full, less.count)
             if copies and not rest and heads % copies == 0:
@@ -295,7 +297,7 @@ class AttentionMatcher(Matcher):
             found.append((side, 1))  # the product repeats one group for all heads
         return found
 
-    def unrepeated(self, side: Operand) -> Operand | None:
+    def unrepeated(self, side: AttentionOperand) -> AttentionOperand | None:
         """k or v before each group of heads was copied for its queries (repeat_kv)."""
         x = side.x
         outer = self.op(x)
@@ -323,7 +325,7 @@ class AttentionMatcher(Matcher):
             return None
         return replace(side, x=y, dropped=axis)
 
-    def laid_out(self, b: Builder, n: Node, side: Operand, shape: Shape) -> Value:
+    def laid_out(self, b: Builder, n: Node, side: AttentionOperand, shape: Shape) -> Value:
         """The operand as the attention takes it."""
         x, locs = side.x, n.locs
         if side.dropped is not None:

@@ -42,7 +42,7 @@ def prepare(nodes: Sequence[Node], needs: set[Value], names: NameTable) -> list[
                 case t.Attention(stats=False):
                     node = more(node, replace(op, stats=True))
                 case t.Loop(has_condition=False):
-                    node = more(node, _Loop(op, needs.__contains__).saving())
+                    node = more(node, _LoopGradient(op, needs.__contains__).saving())
                 case t.Cond():
                     node = more(node, _Cond(op, needs.__contains__).saving())
                 case _:
@@ -99,7 +99,7 @@ def differentiate(
     results = [copies.get(v, v) for v in node.results]
     match op:
         case t.Loop(has_condition=False):
-            _Loop(op, r.wants).differentiate(r, results, gradients)
+            _LoopGradient(op, r.wants).differentiate(r, results, gradients)
         case t.Cond():
             _Cond(op, r.wants).differentiate(r, results, gradients)
         case _:
@@ -180,7 +180,7 @@ class _Region:
         return gradient or self.r.constant(like.type)
 
 
-class _Loop:
+class _LoopGradient:
     """A loop of known trips and its gradient, which runs through them backwards.
 
     What a trip's gradient reads is stacked by the forward loop. What the body captures gets the
@@ -344,7 +344,7 @@ class _Built:
     """A loop's gradient, in parts: its nodes read `read` of the forward pass, of which `saved` (and
     what late products read) comes from stacks."""
 
-    loop: _Loop
+    loop: _LoopGradient
     region: _Region
     back: Value
     nodes: list[Node]

@@ -90,7 +90,7 @@ class Fuse(Pass):
 
 
 @dataclass(eq=False)
-class Group:
+class NodeGroup:
     """Nodes that will share a launch, by their places in the graph."""
 
     kind: t.Fusing
@@ -115,7 +115,7 @@ class _Fuser:
         self.g, self.options = g, options
         self.flow = Flow(g)
         self.users = self.flow.readers
-        self.groups = Groups[Group](self.flow.reading)
+        self.groups = Groups[NodeGroup](self.flow.reading)
         self.params = set(g.params)
         self.pairs = options.pairs
         self.unit = units(self.flow, options.chains)
@@ -135,26 +135,26 @@ class _Fuser:
                     self.take_weight(group, weight)
         return self.build()
 
-    def put(self, group: Group, items: Iterable[int]) -> None:
+    def put(self, group: NodeGroup, items: Iterable[int]) -> None:
         """Puts nodes into a group, from wherever they were."""
         items = sorted(items)
         group.items = sorted({*group.items, *items})
         group.waits.update(*map(self.flow.before, items))
         self.groups.put(group, items)
 
-    def start(self, i: int, op: Op) -> Group:
+    def start(self, i: int, op: Op) -> NodeGroup:
         kind = kind_of(op)
         shape = self.shape(i)
         phase = phase_of(self.g.nodes[i])
         if not isinstance(op, t.Reducing) or kind != "reduce":
             kind = "map" if self.is_read_in_place(i) else kind
-            group = Group(kind, [i], shape, phase=phase)
+            group = NodeGroup(kind, [i], shape, phase=phase)
             self.put(group, [i])
             if isinstance(op, t.Gather):
                 self.take_index(group, op)
             return group
         x = op.operands[0]
-        group = Group(kind, [i], x.type.shape, op.reduced_axes(), phase)
+        group = NodeGroup(kind, [i], x.type.shape, op.reduced_axes(), phase)
         self.put(group, [i])
         for v in op.operands:
             feeder = self.group_of(v)
@@ -172,7 +172,7 @@ class _Fuser:
         same = all(r.locs == node.locs and isinstance(r.op, t.Pointwise) for r in readers)
         return bool(readers) and same and all(step == 1 for step in node.op.steps)
 
-    def take_index(self, group: Group, op: t.Gather) -> None:
+    def take_index(self, group: NodeGroup, op: t.Gather) -> None:
         """The pointwise ops on one number that make a gather's index, for it alone, join it."""
         feeder = self.group_of(op.indices)
         if feeder is None or feeder.kind != "map" or op.indices.type.size != 1:
@@ -182,7 +182,7 @@ class _Fuser:
         if feeder.phase == group.phase and self.is_private(feeder, group.items[0]):
             self.put(group, feeder.items)
 
-    def group_of(self, v: Value) -> Group | None:
+    def group_of(self, v: Value) -> NodeGroup | None:
         """The group that makes `v`; None for inputs, params and generators."""
         return self.groups.of.get(self.flow.makers.get(v, -1))
 
@@ -191,7 +191,7 @@ class _Fuser:
         results = self.g.nodes[i].results
         return results[0].type.shape if results else ()
 
-    def members(self, group: Group) -> Iterator[Node]:
+    def members(self, group: NodeGroup) -> Iterator[Node]:
         return (self.g.nodes[i] for i in group.items)
 
     # -- joining
@@ -214,7 +214,7 @@ class _Fuser:
                     return False
         return True
 
-    def join(self, i: int, op: Op) -> Group | None:
+    def join(self, i: int, op: Op) -> NodeGroup | None:
         """Puts node i into the group of one of its operands, if any may have it."""
         if self.is_read_in_place(i):
             return None
@@ -240,7 +240,7 @@ class _Fuser:
                 return group
         return None
 
-    def accepts(self, group: Group, i: int, op: Op, kind: t.Fusing) -> bool:
+    def accepts(self, group: NodeGroup, i: int, op: Op, kind: t.Fusing) -> bool:
         if len(group.items) >= self.options.max_ops:
             return False
         if group.phase != phase_of(self.g.nodes[i]) or not self.may_share(group.items, [i]):
@@ -274,7 +274,7 @@ class _Fuser:
             case _:
                 return False
 
-    def is_bag(self, group: Group, i: int) -> bool:
+    def is_bag(self, group: NodeGroup, i: int) -> bool:
         """Whether node i combines the rows that a gather of its own model node picks: a bag of
         embeddings, which one kernel sums as it reads."""
         node, gather = self.g.nodes[i], self.g.nodes[group.items[-1]]
@@ -284,11 +284,11 @@ class _Fuser:
         same = node.op.x == gather.results[0] and node.locs == gather.locs
         return same and gather.op.axis == 0 and node.op.axes == rows and self.is_closed(group, i)
 
-    def is_private(self, group: Group, i: int) -> bool:
+    def is_private(self, group: NodeGroup, i: int) -> bool:
         """Whether only the group itself and node i read what it makes."""
         return not any(self.flow.leaving(group.items, {i, *group.items}))
 
-    def is_closed(self, group: Group, i: int) -> bool:
+    def is_closed(self, group: NodeGroup, i: int) -> bool:
         """Whether what the group makes is read only inside it and by node i: nothing to store. The
         rest of a diamond that node i begins counts as inside a contraction's group."""
         made = [v for node in self.members(group) for v in node.results]
@@ -297,7 +297,7 @@ class _Fuser:
             return False
         return not readers or (group.kind == "contraction" and self.will_join(group, readers, i))
 
-    def will_join(self, group: Group, readers: set[int], i: int) -> bool:
+    def will_join(self, group: NodeGroup, readers: set[int], i: int) -> bool:
         """Whether later readers of the group are pointwise ops on the way to a diamond's end: their
         shapes fit, and all they read is in the group, known before it, or made on such a way."""
         known = {i, *group.items}
@@ -322,7 +322,7 @@ class _Fuser:
                 ways.append(made)
         return True
 
-    def merge(self, feeder: Group, group: Group) -> None:
+    def merge(self, feeder: NodeGroup, group: NodeGroup) -> None:
         """Takes a pointwise group into another that is its only reader. A contraction takes it into
         its epilogue alone: what the product itself reads has to be there before."""
         if feeder is group or len(feeder.items) + len(group.items) > self.options.max_ops:
@@ -341,7 +341,7 @@ class _Fuser:
         if not self.groups.leads(group, feeder.waits.difference(feeder.items)):
             self.put(group, feeder.items)
 
-    def fits(self, shape: tuple[int, ...], group: Group) -> bool:
+    def fits(self, shape: tuple[int, ...], group: NodeGroup) -> bool:
         """Whether a kernel may compute cells of this shape where it needs them: one for each of
         its own, or fewer that are broadcast (a scaled bias), which costs it next to nothing."""
         if shape in (group.shape, group.outer):
@@ -351,7 +351,7 @@ class _Fuser:
         tail = group.shape[len(group.shape) - len(shape) :]
         return all(n in (1, m) for n, m in zip(shape, tail, strict=True))
 
-    def take_weight(self, group: Group, weight: Value) -> None:
+    def take_weight(self, group: NodeGroup, weight: Value) -> None:
         """The ops that unpack a contraction's weight, for it alone, join the contraction. What the
         rules leave to another launch (scales that are quantised themselves) is read from memory."""
         if weight not in self.flow.known:

@@ -10,7 +10,7 @@ from gpuir.ir.errors import UsageError
 from gpuir.ir.graph import Graph, Level, Node, Value
 from gpuir.ops import tensor as t
 from gpuir.passes.manager import Pass
-from gpuir.passes.shard.shard import Shard, batch_of
+from gpuir.passes.shard.shard import ShardPass, batch_of
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Microbatch(Pass):
                 if batch
                 else "inputs with a batch",
             )
-        cut = Shard(self.count, "data", statistics="rank").run(g)
+        cut = ShardPass(self.count, "data", statistics="rank").run(g)
         return replace(renamed(rewrite(cut, self._alone), cut), mesh=(), cuts=())
 
     def _alone(self, n: Node, b: Builder) -> tuple[Value, ...] | None:

@@ -12,7 +12,7 @@ from gpuir.ir.errors import UsageError, nearest
 from gpuir.ir.graph import Graph, Level, Node, Op, Value
 from gpuir.ir.types import f32
 from gpuir.ops import tensor as t
-from gpuir.passes.attention import AttentionMatcher, Scores
+from gpuir.passes.attention import AttentionMatcher, ScoreProduct
 from gpuir.passes.manager import Pass
 from gpuir.passes.matcher import Shape, Term, close
 from gpuir.targets.profile import tf32_rule
@@ -103,7 +103,7 @@ class _Recognizer(AttentionMatcher):
         plain = "plain_attention" in self.forms and found.scale != 1.0 and not found.masks
         return plain or ("sdpa" in self.forms and self.is_sdpa(found))
 
-    def is_sdpa(self, found: Scores) -> bool:
+    def is_sdpa(self, found: ScoreProduct) -> bool:
         """Whether one of Inductor's patterns for CUDA has scores that are made so."""
         wide, effects = found.q.type.dtype == f32, [m.effect for m in found.masks]
         if wide and not self.rounded:

@@ -13,8 +13,8 @@ from gpuir.ir.graph import Graph
 from gpuir.plan.changes import (
     CHANGE_KINDS,
     PROPOSALS,
-    Change,
     ChangeKind,
+    ModelChange,
     ModelForm,
     Setup,
     Situation,
@@ -43,7 +43,7 @@ class Trial:
     """Changes made together, and what came of them: a run, or why there is none. `before` is the
     run as it is, of a training step by the same derivatives: those gain nothing."""
 
-    changes: tuple[Change, ...]
+    changes: tuple[ModelChange, ...]
     setup: Setup
     before: Answer
     after: Answer | None
@@ -219,7 +219,7 @@ class _Starts:
         return self.runs[here]
 
 
-def _tried(starts: _Starts, changes: tuple[Change, ...]) -> Trial:
+def _tried(starts: _Starts, changes: tuple[ModelChange, ...]) -> Trial:
     changed = starts.setup
     for change in changes:
         changed = change.apply(changed)
@@ -264,7 +264,7 @@ def _chosen(trials: Sequence[Trial]) -> Iterator[Trial]:
 def _together(starts: _Starts, good: Sequence[Trial], hidden: Sequence[Trial]) -> Iterator[Trial]:
     """The best two of different kinds, the best three: each that still gains over fewer. Then what
     gains nothing but with those: kernels in fewer bits, where the host was what they waited for."""
-    best: dict[ChangeKind, Change] = {}
+    best: dict[ChangeKind, ModelChange] = {}
     for x in good:
         best.setdefault(x.changes[0].kind, x.changes[0])
     last = good[0] if good else None

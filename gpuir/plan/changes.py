@@ -70,7 +70,7 @@ class Setup:
 
 
 @dataclass(frozen=True)
-class Change:
+class ModelChange:
     """One thing to do otherwise: `what` it is, and what it `costs`, in words. Of changes of one
     kind with the same `aim`, one is advised."""
 
@@ -112,10 +112,10 @@ class Situation:
         return sorted(found, key=lambda x: -x[1])
 
 
-Proposal = Callable[[Situation], Iterable[Change]]
+Proposal = Callable[[Situation], Iterable[ModelChange]]
 
 
-def larger_batches(case: Situation) -> Iterator[Change]:
+def larger_batches(case: Situation) -> Iterator[ModelChange]:
     """Twice the batch, and so on."""
     if case.batch is None:
         return
@@ -123,7 +123,7 @@ def larger_batches(case: Situation) -> Iterator[Change]:
         yield _batch(case.batch, case.setup.dims[case.batch] << i, "more items")
 
 
-def whole_waves(case: Situation) -> Iterator[Change]:
+def whole_waves(case: Situation) -> Iterator[ModelChange]:
     """Batches with which the blocks of a slow kernel fill its last wave."""
     if case.batch is None:
         return
@@ -140,11 +140,11 @@ def whole_waves(case: Situation) -> Iterator[Change]:
         yield _batch(case.batch, size, "whole waves", "fills whole waves of a slow kernel; ")
 
 
-def _batch(name: str, size: int, aim: str, why: str = "") -> Change:
+def _batch(name: str, size: int, aim: str, why: str = "") -> ModelChange:
     costs = (
         f"{why}a run takes longer and needs more memory; {size:,} items must be waiting at a time"
     )
-    return Change(
+    return ModelChange(
         kind="batch",
         what=f"{name} {size:,}",
         costs=costs,
@@ -153,7 +153,7 @@ def _batch(name: str, size: int, aim: str, why: str = "") -> Change:
     )
 
 
-def fewer_bits(case: Situation) -> Iterator[Change]:
+def fewer_bits(case: Situation) -> Iterator[ModelChange]:
     """bf16 where the GPU has units for it, else f16, in place of f32, or of bf16 without units."""
     rates = case.target.flops_per_s.tensor
     dtype = next((d for d in ("bf16", "f16") if d in rates), None)
@@ -164,7 +164,7 @@ def fewer_bits(case: Situation) -> Iterator[Change]:
         scaled = ", and the loss is scaled" if dtype == "f16" else ""
         costs = f"mixed precision: weights stay in f32{scaled}; watch the loss"
         if case.setup.options.get("autocast") in (None, "bf16" if dtype == "f16" else None):
-            yield Change(
+            yield ModelChange(
                 "precision",
                 f"autocast in {dtype}",
                 costs,
@@ -179,24 +179,24 @@ def fewer_bits(case: Situation) -> Iterator[Change]:
         )
     what = f"numbers in {dtype}"
     if case.source == "config":
-        yield Change("precision", what, costs, lambda s: s.with_option("dtype", dtype))
+        yield ModelChange("precision", what, costs, lambda s: s.with_option("dtype", dtype))
     else:
         text = f"convert{{dtype={dtype}}}"
-        yield Change("precision", what, costs, lambda s: s.with_pass(text))
+        yield ModelChange("precision", what, costs, lambda s: s.with_pass(text))
 
 
-def tf32(case: Situation) -> Iterator[Change]:
+def tf32(case: Situation) -> Iterator[ModelChange]:
     """f32 products on the matrix units."""
     if "tf32" in case.target.flops_per_s.tensor and _has_products(case, f32):
         costs = "products keep 10 bits of mantissa; torch.set_float32_matmul_precision('high')"
-        yield Change("precision", "TF32", costs, lambda s: replace(s, tf32=True))
+        yield ModelChange("precision", "TF32", costs, lambda s: replace(s, tf32=True))
 
 
 def _has_products(case: Situation, dtype: DType) -> bool:
     return any(op.contraction and op.compute_dtype == dtype for op, _, _ in case.kernels())
 
 
-def packed_weights(case: Situation) -> Iterator[Change]:
+def packed_weights(case: Situation) -> Iterator[ModelChange]:
     """Weights in 8 bits, where products wait for memory."""
     if case.trains or case.graph.level != Level.graph:
         return
@@ -206,10 +206,10 @@ def packed_weights(case: Situation) -> Iterator[Change]:
     )
     if waits:
         costs = "check accuracy; needs kernels that convert weights as they read them"
-        yield Change("weights", "weights in 8 bits", costs, lambda s: s.with_pass("pack"))
+        yield ModelChange("weights", "weights in 8 bits", costs, lambda s: s.with_pass("pack"))
 
 
-def round_dimensions(case: Situation) -> Iterator[Change]:
+def round_dimensions(case: Situation) -> Iterator[ModelChange]:
     """Dimensions of weights that no vector of a load divides, made longer."""
     if case.graph.level != Level.graph:
         return
@@ -223,7 +223,7 @@ def round_dimensions(case: Situation) -> Iterator[Change]:
                     odd.setdefault(extent)
     for old in odd:
         for new in dict.fromkeys(-(-old // step) * step for step in ALIGNED):
-            yield Change(
+            yield ModelChange(
                 "padding",
                 f"change {old:,} to {new:,} wherever a dimension has this size",
                 f"the weights get {new - old} rows of zeros; ignore these rows in the output",
@@ -236,50 +236,50 @@ def _extended(old: int, new: int) -> Callable[[Setup], Setup]:
     return lambda s: s.with_pass(f"extend{{old={old},new={new}}}")
 
 
-def fused_attention(case: Situation) -> Iterator[Change]:
+def fused_attention(case: Situation) -> Iterator[ModelChange]:
     """One kernel in place of products and a softmax."""
     spelt = any(isinstance(n.op, t.Softmax) for n in case.graph.walk())
     costs = "the scores stay out of memory; the kernel must support the attention mask"
     if case.source == "config" and case.setup.options.get("attention") == "eager":
-        yield Change(
+        yield ModelChange(
             "attention", "fused attention", costs, lambda s: s.with_option("attention", "sdpa")
         )
     elif spelt and not case.trains and case.graph.level == Level.graph:
         text = 'canonicalize,recognize{forms="attention"}'
-        yield Change("attention", "fused attention", costs, lambda s: s.with_pass(text))
+        yield ModelChange("attention", "fused attention", costs, lambda s: s.with_pass(text))
 
 
-def other_stacks(case: Situation) -> Iterator[Change]:
+def other_stacks(case: Situation) -> Iterator[ModelChange]:
     """The same model under a profile that its own names."""
     for name in case.now.software.alternatives:
         profile = load_profile(name)
         if runs_on(profile, case.target):
-            yield Change("stack", f"the {name} profile", profile.effort, _under(name))
+            yield ModelChange("stack", f"the {name} profile", profile.effort, _under(name))
 
 
 def _under(name: str) -> Callable[[Setup], Setup]:
     return lambda s: replace(s, profile=on_same_host(name, s.profile))
 
 
-def channels_last(case: Situation) -> Iterator[Change]:
+def channels_last(case: Situation) -> Iterator[ModelChange]:
     """Images as matrix units read them, in place of conversions in each call."""
     written = case.source in ("config", "torch") and not case.setup.options.get("channels_last")
     if written and any(isinstance(x, k.Conv) for x, *_ in case.kernels()):
         costs = "none: model.to(memory_format=torch.channels_last), and inputs too"
-        yield Change(
+        yield ModelChange(
             "layout", "channels last", costs, lambda s: s.with_option("channels_last", True)
         )
 
 
-def fused_optimizer(case: Situation) -> Iterator[Change]:
+def fused_optimizer(case: Situation) -> Iterator[ModelChange]:
     if case.setup.options.get("optimizer") and not case.setup.options.get("fused"):
         costs = "none: an option of torch.optim, fused=True"
-        yield Change(
+        yield ModelChange(
             "optimizer", "a fused optimizer", costs, lambda s: s.with_option("fused", True)
         )
 
 
-def no_recomputing(case: Situation) -> Iterator[Change]:
+def no_recomputing(case: Situation) -> Iterator[ModelChange]:
     if case.setup.options.get("checkpoint"):
         costs = "activations stay in memory"
         what = "no activation checkpointing"
@@ -287,14 +287,14 @@ def no_recomputing(case: Situation) -> Iterator[Change]:
         def kept(s: Setup) -> Setup:  # by the same derivatives
             return s.with_option("checkpoint", None).with_option("autodiff", "gpuir")
 
-        yield Change("recomputing", what, costs, kept)
+        yield ModelChange("recomputing", what, costs, kept)
 
 
-def other_gpus(case: Situation) -> Iterator[Change]:
+def other_gpus(case: Situation) -> Iterator[ModelChange]:
     for name in target_names():
         other = load_target(name)
         if name != case.target.name and not other.is_cpu and not case.target.is_cpu:
-            yield Change("gpu", name, f"another GPU: {other.title or name}", _on(name))
+            yield ModelChange("gpu", name, f"another GPU: {other.title or name}", _on(name))
 
 
 def _on(name: str) -> Callable[[Setup], Setup]:

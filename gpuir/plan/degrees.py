@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from gpuir.ir.errors import UsageError
 from gpuir.ir.graph import Graph
-from gpuir.passes.shard.shard import By, Shard
-from gpuir.plan.parallel import MICROBATCH, Choice, Model, bases, divisors, space
+from gpuir.passes.shard.shard import By, ShardPass
+from gpuir.plan.parallel import MICROBATCH, Choice, ModelBounds, bases, divisors, space
 
 RANKS = ("tp", "pp", "dp", "cp", "ep")
 CUT: dict[str, By] = {"cp": "context", "ep": "expert"}
@@ -16,7 +16,7 @@ Degrees = Mapping[str, Sequence[int]]
 
 
 def choices_of(
-    g: Graph, model: Model, degrees: Degrees, recompute: Sequence[bool] = (False, True)
+    g: Graph, model: ModelBounds, degrees: Degrees, recompute: Sequence[bool] = (False, True)
 ) -> list[Choice]:
     """The choices of `space` for a model; UsageError where there are none, or where the model has
     nothing to cut so, with the nearest degrees that would do."""
@@ -30,7 +30,7 @@ def choices_of(
     return found
 
 
-def left_out(model: Model, degrees: Degrees) -> Iterator[str]:
+def left_out(model: ModelBounds, degrees: Degrees) -> Iterator[str]:
     """The degrees of which no plan can be, in words."""
     for name in RANKS:
         for n in degrees.get(name, ()):
@@ -42,13 +42,13 @@ def _cannot(g: Graph, ranks: int, by: By) -> UsageError | None:
     """Why inputs or experts cannot be cut over so many ranks, if they cannot."""
     try:
         if ranks > 1:
-            Shard(ranks, by).seeds(g)
+            ShardPass(ranks, by).seeds(g)
     except UsageError as error:
         return error
     return None
 
 
-def _nothing(model: Model, degrees: Degrees) -> UsageError:
+def _nothing(model: ModelBounds, degrees: Degrees) -> UsageError:
     """Why there is no choice at all."""
     gpus = f"{model.gpus:,} GPUs"
     for name in RANKS:
@@ -82,12 +82,12 @@ def _nothing(model: Model, degrees: Degrees) -> UsageError:
     )
 
 
-def _possible(model: Model, degrees: Degrees, without: str) -> bool:
+def _possible(model: ModelBounds, degrees: Degrees, without: str) -> bool:
     rest = {name: numbers for name, numbers in degrees.items() if name != without}
     return next(space(model, rest), None) is not None
 
 
-def _least_batch(model: Model, degrees: Degrees) -> int | None:
+def _least_batch(model: ModelBounds, degrees: Degrees) -> int | None:
     """The smallest batch of which there is a choice; None where degrees do not go together."""
     sizes = degrees.get("microbatch") or MICROBATCH
     return min((p.dp * p.ep * n for p in bases(model, degrees) for n in sizes), default=None)

@@ -17,7 +17,7 @@ Row = tuple[float, float, list[tuple[int, float]]]  # least, most, of a sum of c
 
 
 @dataclass(frozen=True)
-class Program:
+class LinearProgram:
     """Minimises the sum of `cost` of columns between 0 and `upper`, of which some are `whole`,
     where each row's sum lies between its least and its most."""
 
@@ -38,7 +38,7 @@ def require(fix: str) -> None:
 
 
 def solve(
-    program: Program, seconds: float, start: NDArray[np.float64] | None = None
+    program: LinearProgram, seconds: float, start: NDArray[np.float64] | None = None
 ) -> tuple[NDArray[np.float64] | None, float | None]:
     """The columns of the best solution found within so many seconds, None where there is none, and
     a sum that no solution is below. `start` is a solution that is known."""

@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 
 from gpuir.plan import sharding
-from gpuir.plan.highs import Program, Row, require, solve
-from gpuir.plan.sharding import Option, Placement, Plan, Setting
+from gpuir.plan.highs import LinearProgram, Row, require, solve
+from gpuir.plan.sharding import Option, PlacementPlan, PlacementSetting, TablePlacement
 from gpuir.plan.tables import EmbeddingTable
 
 MOST_COLUMNS = 60_000
@@ -34,9 +34,9 @@ class Highs:
         self,
         tables: Sequence[EmbeddingTable],
         ways: Sequence[tuple[Option, ...]],
-        setting: Setting,
-        start: Plan | None,
-    ) -> tuple[Plan | None, float | None]:
+        setting: PlacementSetting,
+        start: PlacementPlan | None,
+    ) -> tuple[PlacementPlan | None, float | None]:
         program = _Program(tables, ways, setting)
         if program.columns > MOST_COLUMNS:
             return None, None
@@ -54,7 +54,7 @@ class _Program:
         self,
         tables: Sequence[EmbeddingTable],
         ways: Sequence[tuple[Option, ...]],
-        setting: Setting,
+        setting: PlacementSetting,
     ):
         self.setting, self.gpus = setting, setting.gpus
         classes: dict[object, list[EmbeddingTable]] = {}
@@ -83,11 +83,11 @@ class _Program:
         return [(c, o, x) for c, some in enumerate(self.ways) for o, x in enumerate(some)]
 
     def solve(
-        self, seconds: float, start: Plan | None
+        self, seconds: float, start: PlacementPlan | None
     ) -> tuple[np.ndarray[Any, Any] | None, float | None]:
         cost, upper, whole = self._columns()
         known = None if start is None else self._values(start)
-        program = Program(cost, upper, whole, self._rows())
+        program = LinearProgram(cost, upper, whole, self._rows())
         values, bound = solve(program, seconds, known)
         waits = self.setting.waits_s * (2 if self.setting.train else 1)
         least = bound * _MICRO + waits if bound is not None and bound > 0 else None
@@ -151,7 +151,7 @@ class _Program:
                     found.append((-inf, 0.0, [(self.taken[c, o], 1.0), (column, -n)]))
         return found
 
-    def _values(self, plan: Plan) -> np.ndarray[Any, Any]:
+    def _values(self, plan: PlacementPlan) -> np.ndarray[Any, Any]:
         """A plan as values of the columns."""
         values = np.zeros(self.columns)
         where = {t.name: c for c, some in enumerate(self.tables) for t in some}
@@ -174,17 +174,17 @@ class _Program:
             values[column] = any(getattr(x, name) for x in options)
         return values
 
-    def plan(self, values: np.ndarray[Any, Any]) -> Plan:
+    def plan(self, values: np.ndarray[Any, Any]) -> PlacementPlan:
         """The plan that the values of columns say: parts are dealt out to a class's tables one
         after another, so that no table has two on a GPU."""
-        made: dict[str, Placement] = {}
+        made: dict[str, TablePlacement] = {}
         for c, some in enumerate(self.ways):
             rest = list(self.tables[c])
             for o, x in enumerate(some):
                 mine = [rest.pop() for _ in range(round(values[self.taken[c, o]]))]
                 if (c, o) not in self.laid:
                     for table in mine:
-                        made[table.name] = Placement(table, x, tuple(range(self.gpus)))
+                        made[table.name] = TablePlacement(table, x, tuple(range(self.gpus)))
                     continue
                 begin = self.laid[c, o]
                 left = [round(v) for v in values[begin : begin + self.gpus]]
@@ -192,9 +192,9 @@ class _Program:
                     most = sorted(range(self.gpus), key=lambda g: -left[g])[: x.parts]
                     for g in most:
                         left[g] -= 1
-                    made[table.name] = Placement(table, x, tuple(sorted(most)))
+                    made[table.name] = TablePlacement(table, x, tuple(sorted(most)))
         placed = sorted(made.values(), key=lambda p: self.order[p.table.name])
-        return Plan(self.setting, tuple(placed))
+        return PlacementPlan(self.setting, tuple(placed))
 
 
 _MICRO, _MIB = 1e-6, 2.0**20  # seconds and bytes in which the program's numbers are near 1

@@ -12,7 +12,7 @@ from typing import Any
 
 from gpuir.ir.errors import GpuirError, UsageError
 from gpuir.simulate.parallel import Parallel
-from gpuir.simulate.step import Shared, Step
+from gpuir.simulate.step import SharedByTp, Step
 
 MICROBATCH = (1, 2, 4, 8)  # sequences of a rank that are tried
 INTERLEAVED = 2  # chunks a rank that are tried beside one
@@ -54,7 +54,7 @@ class Choice:
 
 
 @dataclass(frozen=True)
-class Model:
+class ModelBounds:
     """What bounds need of a model: flops of a step's products, bytes of weights and of the
     optimizer's states, the items of a batch; and of the GPUs: how many, how many share the fastest
     links, the peak of one, what one has for allocations. Where they are not `alike`, both are those
@@ -88,7 +88,7 @@ class Tried:
     waits_s: float = 0.0
     activations: int = 0
     interval: tuple[float, float] | None = None
-    tp_shared: Shared | None = None
+    tp_shared: SharedByTp | None = None
 
     @property
     def wins(self) -> bool:
@@ -96,7 +96,7 @@ class Tried:
 
 
 @dataclass(frozen=True)
-class Found:
+class FoundChoices:
     """The choices, the quickest that fit first, and how many were `simulated`, those among them
     that an earlier search has `kept`."""
 
@@ -115,7 +115,7 @@ class Found:
 
 
 def space(
-    model: Model,
+    model: ModelBounds,
     degrees: Mapping[str, Sequence[int]],
     recompute: Sequence[bool] = (False, True),
     schedules: Sequence[str] = ("1f1b", "interleaved"),
@@ -128,7 +128,7 @@ def space(
         yield from _choices(model, base, degrees, recompute, schedules)
 
 
-def bases(model: Model, degrees: Mapping[str, Sequence[int]]) -> Iterator[Parallel]:
+def bases(model: ModelBounds, degrees: Mapping[str, Sequence[int]]) -> Iterator[Parallel]:
     """Degrees of which the product is all GPUs."""
     for tp in _allowed(degrees, "tp", divisors(model.node_gpus)):
         for cp in _allowed(degrees, "cp", (1,)):
@@ -143,7 +143,7 @@ def bases(model: Model, degrees: Mapping[str, Sequence[int]]) -> Iterator[Parall
 
 
 def _choices(
-    model: Model,
+    model: ModelBounds,
     base: Parallel,
     degrees: Mapping[str, Sequence[int]],
     recompute: Sequence[bool],
@@ -184,7 +184,7 @@ def divisors(n: int) -> tuple[int, ...]:
 # ---- bounds ------------------------------------------------------------------------------------
 
 
-def least_bytes(choice: Choice, model: Model, known: Iterable[Tried] = ()) -> int:
+def least_bytes(choice: Choice, model: ModelBounds, known: Iterable[Tried] = ()) -> int:
     """What a rank holds at least: weights and states, as evenly as can be, and what forward passes
     leave for backward ones, as `known` choices have it: of a part of their batch, or of their
     sequences and weights, as much less."""
@@ -209,7 +209,7 @@ def in_flight(p: Parallel) -> float:
     return min(p.microbatches, p.pp) / p.pp
 
 
-def least_s(choice: Choice, model: Model, known: Iterable[Tried] = ()) -> float:
+def least_s(choice: Choice, model: ModelBounds, known: Iterable[Tried] = ()) -> float:
     """What a step takes at least: its products at the GPUs' peak, or the kernels of a microbatch as
     `known` ones have them, on each part's rank one microbatch after another; and until the last
     part of a pipeline has something to do, and the first has its last gradient.
@@ -234,13 +234,13 @@ def least_s(choice: Choice, model: Model, known: Iterable[Tried] = ()) -> float:
 
 def search(
     choices: Iterable[Choice],
-    model: Model,
+    model: ModelBounds,
     simulate: Callable[[Choice], Step],
     *,
     exhaustive: bool = False,
     known: Mapping[str, Tried] | None = None,
     done: Callable[[Tried], None] = lambda _: None,
-) -> Found:
+) -> FoundChoices:
     """The quickest choice that fits, and why the others lose.
 
     Those that cannot fit are left out at once. The rest is simulated in the order of the least time
@@ -283,10 +283,10 @@ def search(
         why = "time: bubble of the pipeline" if waits else "time: kernels alone take longer"
         found.append(Tried(choice, least, least_bytes(choice, model), why))
     ordered = sorted(found, key=lambda x: (bool(x.why), x.time_s))
-    return Found(tuple(ordered), simulated, kept)
+    return FoundChoices(tuple(ordered), simulated, kept)
 
 
-def _too_full(choice: Choice, model: Model, known: Sequence[Tried]) -> Tried:
+def _too_full(choice: Choice, model: ModelBounds, known: Sequence[Tried]) -> Tried:
     why = "memory: activations, as similar plans showed"
     return Tried(choice, least_s(choice, model, known), least_bytes(choice, model, known), why)
 
@@ -349,7 +349,7 @@ def read(texts: Mapping[str, str], where: str) -> dict[str, Tried]:
                 time_s=inf if time_s is None else float(time_s),
                 why=str(why),
                 interval=None if interval is None else (float(interval[0]), float(interval[1])),
-                tp_shared=None if shared is None else Shared(**shared),
+                tp_shared=None if shared is None else SharedByTp(**shared),
                 **{key: x + 0 for key, x in raw.items()},  # TypeError where one is no number
             )
             if name != str(found[name].choice):

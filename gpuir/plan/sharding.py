@@ -38,7 +38,7 @@ SUM_BYTES = 4  # a cell of a sum, and of its gradient, on the way
 
 
 @dataclass(frozen=True)
-class Setting:
+class PlacementSetting:
     """What tables are placed for: GPUs and their memory for tables, samples of a step in all, an
     optimizer, the ways that are allowed, and what a collective takes."""
 
@@ -77,7 +77,7 @@ class Option:
 
 
 @dataclass(frozen=True)
-class Placement:
+class TablePlacement:
     """A table, the option that was taken, and the GPUs of its parts."""
 
     table: EmbeddingTable
@@ -86,7 +86,7 @@ class Placement:
 
 
 @dataclass(frozen=True)
-class Load:
+class GpuLoad:
     """What one GPU has: seconds of lookups and of updates, bytes of tables, of sums that it sends
     and of indices that it gets."""
 
@@ -98,20 +98,20 @@ class Load:
 
 
 @dataclass(frozen=True)
-class Plan:
+class PlacementPlan:
     """Tables placed on GPUs, and what a step takes by that: `parts` in seconds."""
 
-    setting: Setting = field(repr=False)
-    placements: tuple[Placement, ...] = field(repr=False)
+    setting: PlacementSetting = field(repr=False)
+    placements: tuple[TablePlacement, ...] = field(repr=False)
 
     @cached_property
-    def loads(self) -> tuple[Load, ...]:
+    def loads(self) -> tuple[GpuLoad, ...]:
         sums = np.zeros((self.setting.gpus, 5))
         for p in self.placements:
             sums[list(p.on)] += _row(p.option)
         sums[:, 0] += self.setting.waits_s
         sums[:, 1] = sums[:, 1] + self.setting.waits_s if self.setting.train else 0.0
-        return tuple(Load(*map(float, row)) for row in sums)
+        return tuple(GpuLoad(*map(float, row)) for row in sums)
 
     @cached_property
     def parts(self) -> dict[str, float]:
@@ -156,12 +156,12 @@ class Plan:
 # ---- the options of a table ----------------------------------------------------------------------
 
 
-def options(table: EmbeddingTable, setting: Setting) -> tuple[Option, ...]:
+def options(table: EmbeddingTable, setting: PlacementSetting) -> tuple[Option, ...]:
     """The ways of placing a table whose parts fit a GPU."""
     return tuple(o for o in _options(table, setting) if o.memory_bytes <= setting.memory_bytes)
 
 
-def _options(table: EmbeddingTable, setting: Setting) -> Iterator[Option]:
+def _options(table: EmbeddingTable, setting: PlacementSetting) -> Iterator[Option]:
     n, batch = setting.gpus, setting.batch
     dense, of_row = STATES[setting.optimizer] if setting.train else (0, 0)
     bag, sums = table.lookups, batch * table.features
@@ -202,7 +202,7 @@ def _least_width(table: EmbeddingTable) -> int:
     return max(1, ceil(LEAST_WIDTH * 8 / table.dtype.bits))
 
 
-def check(tables: Sequence[EmbeddingTable], setting: Setting) -> list[tuple[Option, ...]]:
+def check(tables: Sequence[EmbeddingTable], setting: PlacementSetting) -> list[tuple[Option, ...]]:
     """Every table's options. UsageError where a table has none, or all do not fit together."""
     found = [_known(t, setting) for t in tables]
     for table, ways in zip(tables, found, strict=True):
@@ -221,7 +221,7 @@ def check(tables: Sequence[EmbeddingTable], setting: Setting) -> list[tuple[Opti
     return found
 
 
-def _known(table: EmbeddingTable, setting: Setting) -> tuple[Option, ...]:
+def _known(table: EmbeddingTable, setting: PlacementSetting) -> tuple[Option, ...]:
     try:
         return options(table, setting)
     except ModelError as error:  # of tensors that nobody can have
@@ -230,7 +230,7 @@ def _known(table: EmbeddingTable, setting: Setting) -> tuple[Option, ...]:
         raise
 
 
-def _unplaced(table: EmbeddingTable, setting: Setting) -> UsageError:
+def _unplaced(table: EmbeddingTable, setting: PlacementSetting) -> UsageError:
     """Why no allowed way places a table, and which would."""
     n, ways = setting.gpus, ", ".join(setting.ways)
     least = min(_options(table, replace(setting, ways=WAYS)), key=lambda o: o.memory_bytes)
@@ -264,7 +264,7 @@ def _unplaced(table: EmbeddingTable, setting: Setting) -> UsageError:
     )
 
 
-def _also(setting: Setting, way: Way) -> str:
+def _also(setting: PlacementSetting, way: Way) -> str:
     return ",".join(dict.fromkeys((*setting.ways, way)))
 
 
@@ -280,12 +280,12 @@ def _size(count: float) -> str:
 
 
 @dataclass(frozen=True)
-class Found:
+class FoundPlacement:
     """The plan that was found, the one that a greedy choice makes, and a time that no plan is
     below, where a solver proved one; `how` says who found it."""
 
-    plan: Plan
-    greedy: Plan | None
+    plan: PlacementPlan
+    greedy: PlacementPlan | None
     least_s: float | None
     how: str
 
@@ -301,11 +301,20 @@ class Found:
         return time <= self.least_s * (1 + 1e-4)
 
 
-Solver = Callable[[Sequence[EmbeddingTable], Sequence[tuple[Option, ...]], Setting, "Plan | None"],
-                  "tuple[Plan | None, float | None]"]  # fmt: skip
+Solver = Callable[
+    [
+        Sequence[EmbeddingTable],
+        Sequence[tuple[Option, ...]],
+        PlacementSetting,
+        PlacementPlan | None,
+    ],
+    tuple[PlacementPlan | None, float | None],
+]
 
 
-def shard(tables: Sequence[EmbeddingTable], setting: Setting, solve: Solver | None = None) -> Found:
+def shard(
+    tables: Sequence[EmbeddingTable], setting: PlacementSetting, solve: Solver | None = None
+) -> FoundPlacement:
     """Where to put tables. Never slower than greedy. UsageError where they cannot be placed."""
     ways = check(tables, setting)
     setting = replace(setting, waits_s=max(o.waits_s for some in ways for o in some))
@@ -328,54 +337,54 @@ def shard(tables: Sequence[EmbeddingTable], setting: Setting, solve: Solver | No
             found=f"{_size(sum(t.nbytes for t in tables))} of tables on {setting.gpus} GPUs",
             fix="allow more ways to split, or add a GPU",
         )
-    return Found(best, greedy, least, how)
+    return FoundPlacement(best, greedy, least, how)
 
 
 def greedily(
     tables: Sequence[EmbeddingTable],
     ways: Sequence[tuple[Option, ...]],
-    setting: Setting,
+    setting: PlacementSetting,
     cut: bool,
-) -> Plan | None:
+) -> PlacementPlan | None:
     """The dearest table first, whole, to the GPU that has least to do and room for it; by rows,
     else by columns, where none has. With `cut` each takes the option that adds least."""
     loads = Loads(setting)
     cost = [min(o.forward_s + o.backward_s for o in some) for some in ways]
     whole = [next((o for o in some if o.way == "table"), None) for some in ways]
     key = [(o.forward_s + o.backward_s) if o else c for o, c in zip(whole, cost, strict=True)]
-    chosen: dict[int, Placement] = {}
+    chosen: dict[int, TablePlacement] = {}
     for i in sorted(range(len(tables)), key=lambda i: -key[i]):
         order = ways[i]
         if not cut:
             rank = {"table": 0, "row": 1, "column": 2, "data": 3}
             order = tuple(sorted(order, key=lambda o: (rank[o.way], o.parts)))
-        best: tuple[float, Placement] | None = None
+        best: tuple[float, TablePlacement] | None = None
         for o in order:
             on = loads.least_loaded(o)
             if on is None:
                 continue
             time = loads.time_with(o, on)
             if best is None or time < best[0]:
-                best = time, Placement(tables[i], o, on)
+                best = time, TablePlacement(tables[i], o, on)
             if not cut:
                 break
         if best is None:
             return None
         chosen[i] = best[1]
         loads.add(best[1], 1)
-    return Plan(setting, tuple(chosen[i] for i in range(len(tables))))
+    return PlacementPlan(setting, tuple(chosen[i] for i in range(len(tables))))
 
 
 class Loads:
     """What GPUs have so far, changed in place while one searches."""
 
-    def __init__(self, setting: Setting):
+    def __init__(self, setting: PlacementSetting):
         self.setting = setting
         self.sums = np.zeros((setting.gpus, 5))  # forward, backward, memory, sent, indices
         self.summed = self.reduced = 0.0
         self.rates = rates(setting)
 
-    def add(self, p: Placement, sign: int) -> None:
+    def add(self, p: TablePlacement, sign: int) -> None:
         o = p.option
         self.sums[list(p.on)] += sign * np.array(_row(o))
         self.summed += sign * o.summed_bytes
@@ -392,7 +401,7 @@ class Loads:
         return total
 
     def time_with(self, o: Option, on: Sequence[int]) -> float:
-        p = Placement(_NOBODY, o, tuple(on))
+        p = TablePlacement(_NOBODY, o, tuple(on))
         self.add(p, 1)
         time = self.time()
         self.add(p, -1)
@@ -415,7 +424,7 @@ def _row(o: Option) -> tuple[float, float, float, float, float]:
     return o.forward_s, o.backward_s, o.memory_bytes, o.sent_bytes, o.index_bytes
 
 
-def rates(setting: Setting) -> tuple[tuple[float, float], ...]:
+def rates(setting: PlacementSetting) -> tuple[tuple[float, float], ...]:
     """What indices, an exchange of sums (both ways), sums over ranks and an all-reduce take at any
     size, and a byte besides: a line through what they take of 16 and of 64 MiB."""
     if setting.gpus == 1:
@@ -434,7 +443,7 @@ def rates(setting: Setting) -> tuple[tuple[float, float], ...]:
     return tuple(found)
 
 
-def improved(plan: Plan, ways: Sequence[tuple[Option, ...]]) -> Plan:
+def improved(plan: PlacementPlan, ways: Sequence[tuple[Option, ...]]) -> PlacementPlan:
     """The plan after moves of one table, or swaps of two, each of which makes it quicker."""
     setting, chosen = plan.setting, list(plan.placements)
     loads = Loads(setting)
@@ -449,7 +458,7 @@ def improved(plan: Plan, ways: Sequence[tuple[Option, ...]]) -> Plan:
             best, time = old, now
             for o in ways[i]:
                 for on in _places(o, loads):
-                    p = Placement(old.table, o, on)
+                    p = TablePlacement(old.table, o, on)
                     if (found := loads.time_with(o, on)) < time * (1 - 1e-12):
                         best, time = p, found
             loads.add(best, 1)
@@ -457,11 +466,11 @@ def improved(plan: Plan, ways: Sequence[tuple[Option, ...]]) -> Plan:
         now = _swapped(chosen, loads, now)
         if now >= before * (1 - 1e-9):
             break
-    better = Plan(setting, tuple(chosen))
+    better = PlacementPlan(setting, tuple(chosen))
     return better if better.fits and better.time_s < plan.time_s else plan
 
 
-def _worth_moving(chosen: Sequence[Placement], loads: Loads) -> list[int]:
+def _worth_moving(chosen: Sequence[TablePlacement], loads: Loads) -> list[int]:
     """Tables with a part on a GPU that decides, the dearest first; tables on every GPU too."""
     tops = {int(loads.sums[:, j].argmax()) for j in (0, 1, 3, 4)}
     found = [i for i, p in enumerate(chosen) if tops & set(p.on)]
@@ -481,7 +490,7 @@ def _places(o: Option, loads: Loads) -> Iterator[tuple[int, ...]]:
                 yield (int(g),)
 
 
-def _swapped(chosen: list[Placement], loads: Loads, now: float) -> float:
+def _swapped(chosen: list[TablePlacement], loads: Loads, now: float) -> float:
     """Swaps of two whole tables between a GPU that decides and any other."""
     room = loads.setting.memory_bytes * (1 + 1e-12)
     for top in {int(loads.sums[:, j].argmax()) for j in (0, 1, 3, 4)}:
@@ -507,14 +516,14 @@ def _swapped(chosen: list[Placement], loads: Loads, now: float) -> float:
 # ---- why -----------------------------------------------------------------------------------------
 
 
-def reasons(found: Found) -> dict[str, str]:
+def reasons(found: FoundPlacement) -> dict[str, str]:
     """For each table of a plan, why it lies as it does."""
     plan = found.plan
     fair = sum(x.forward_s + x.backward_s for x in plan.loads) / plan.setting.gpus
     return {p.table.name: _reason(p, plan, fair) for p in plan.placements}
 
 
-def _reason(p: Placement, plan: Plan, fair: float) -> str:
+def _reason(p: TablePlacement, plan: PlacementPlan, fair: float) -> str:
     setting, o = plan.setting, p.option
     every = {(x.way, x.parts): x for x in options(p.table, setting)}
     whole = every.get(("table", 1))
@@ -532,6 +541,6 @@ def _reason(p: Placement, plan: Plan, fair: float) -> str:
             return f"sends {mine:.2g}, not {apart:.2g} MB"
 
 
-def ways_of(plan: Plan) -> Mapping[str, int]:
+def ways_of(plan: PlacementPlan) -> Mapping[str, int]:
     """How many tables go which way."""
     return Counter(p.option.way for p in plan.placements)

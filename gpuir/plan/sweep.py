@@ -29,7 +29,7 @@ LEAST_DROP = 0.01  # of the throughput, from one size to the next: less is no cl
 
 
 @dataclass(frozen=True)
-class Series:
+class SizeSeries:
     """Answers that differ in one size alone, from the least to the largest."""
 
     target: str
@@ -79,7 +79,7 @@ class Series:
 
 
 @dataclass(frozen=True)
-class Sweep:
+class SweepAnswers:
     """All runs of one model. `refused` are the sizes that it does not take, and what it says;
     `unsupported` targets and profiles that do not go together, or not with the model, and why;
     `elsewhere` what is said of targets that a profile is not made for. `to_fit` has what makes the
@@ -102,7 +102,7 @@ class Sweep:
         return min(self.points, key=lambda p: -(p.spare_bytes or 0), default=None)
 
     @cached_property
-    def series(self) -> tuple[Series, ...]:
+    def series(self) -> tuple[SizeSeries, ...]:
         """The points along the first of the sizes, a series for each target, profile and choice of
         the others."""
         dim = self.axes[0][0]
@@ -111,7 +111,7 @@ class Sweep:
             others = tuple((name, n) for name, n in p.dims if name != dim)
             groups.setdefault((p.target, p.profile, others), []).append(p)
         return tuple(
-            Series(*key[:2], dim, key[2], tuple(sorted(group, key=lambda p: dict(p.dims)[dim])))
+            SizeSeries(*key[:2], dim, key[2], tuple(sorted(group, key=lambda p: dict(p.dims)[dim])))
             for key, group in groups.items()
         )
 
@@ -148,7 +148,7 @@ def sweep(
     predictor: str | Predictor = "tile",
     files: Mapping[str, str] | None = None,
     done: Callable[[], None] = lambda: None,
-) -> Sweep:
+) -> SweepAnswers:
     """Every choice of sizes along `axes`, on every target, under every profile.
 
     `kernels` gives the kernels of the model with these sizes under a profile on a target, the same
@@ -192,7 +192,7 @@ def sweep(
         done()
     if first is not None and not any(points):
         raise first
-    return Sweep(
+    return SweepAnswers(
         model=model,
         axes=tuple((name, tuple(values)) for name, values in axes.items()),
         points=tuple(chain(*points)),

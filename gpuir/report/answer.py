@@ -15,7 +15,7 @@ from gpuir.ir.types import f32
 from gpuir.ops import kernel as k
 from gpuir.report.find import walk
 from gpuir.report.kernels import (
-    Kernel,
+    KernelRow,
     Share,
     Total,
     Unseen,
@@ -111,12 +111,12 @@ class Details:
     shows."""
 
     graph: Graph
-    kernels: tuple[Kernel, ...]  # in graph order, views and idle branches included
+    kernels: tuple[KernelRow, ...]  # in graph order, views and idle branches included
     timeline: Timeline
     memory: Memory
     device: Device
     warnings: tuple[str, ...] = ()
-    explain: Callable[[Kernel], Sequence[Line]] = lambda _: ()
+    explain: Callable[[KernelRow], Sequence[Line]] = lambda _: ()
     fixes: Fixes = lambda _: ()
     html: Callable[[Answer], str] = lambda _: ""
 
@@ -294,7 +294,7 @@ class Answer:
         return replace(self, details=replace(self._details, **changed))
 
     @property
-    def explain(self) -> Callable[[Kernel], Sequence[Line]]:
+    def explain(self) -> Callable[[KernelRow], Sequence[Line]]:
         return self._details.explain
 
     @property
@@ -308,16 +308,16 @@ class Answer:
         return title_on(self.software, self.device.vendor)
 
     @property
-    def kernels(self) -> tuple[Kernel, ...]:
+    def kernels(self) -> tuple[KernelRow, ...]:
         """In graph order, views and idle branches included."""
         return self._details.kernels
 
     @cached_property
-    def running(self) -> tuple[Kernel, ...]:
+    def running(self) -> tuple[KernelRow, ...]:
         """The kernels that run, views included."""
         return tuple(x for x in self.kernels if x.runs)
 
-    def slowest(self) -> list[Kernel]:
+    def slowest(self) -> list[KernelRow]:
         """The kernels that take time, the slowest first."""
         return sorted((x for x in self.kernels if x.time_s > 0), key=lambda x: -x.time_s)
 
@@ -441,7 +441,7 @@ def answer_of(
     batch: int | None = None,
     held: Memory | None = None,
     warnings: tuple[str, ...] = (),
-    explain: Callable[[Kernel], Sequence[Line]] = lambda _: (),
+    explain: Callable[[KernelRow], Sequence[Line]] = lambda _: (),
     fixes: Fixes = lambda _: (),
     html: Callable[[Answer], str] = lambda _: "",
 ) -> Answer:

@@ -11,7 +11,7 @@ from typing import Literal
 
 from gpuir.ir.errors import UsageError, nearest
 from gpuir.ir.phases import PHASES
-from gpuir.report.saved import METRICS, Entry, Run
+from gpuir.report.saved import METRICS, SavedKernel, SavedRun
 
 SAME = 1e-9  # relative: closer numbers are one
 
@@ -19,12 +19,12 @@ SAME = 1e-9  # relative: closer numbers are one
 
 
 @dataclass(frozen=True)
-class Change:
+class KernelChange:
     """Kernels of the old report, and those of the new one that do their work. One side is empty
     where the work came or went."""
 
-    old: tuple[Entry, ...]
-    new: tuple[Entry, ...]
+    old: tuple[SavedKernel, ...]
+    new: tuple[SavedKernel, ...]
 
     @property
     def what(self) -> str:
@@ -45,13 +45,13 @@ class Change:
 
 
 @dataclass(frozen=True)
-class Group:
+class ChangeGroup:
     """Changes that are alike, as those of layers that repeat."""
 
-    changes: tuple[Change, ...]
+    changes: tuple[KernelChange, ...]
 
     @property
-    def one(self) -> Change:
+    def one(self) -> KernelChange:
         return self.changes[0]
 
     @property
@@ -75,17 +75,17 @@ class Group:
         return "same" if self.one.is_same else "changed"
 
 
-def groups(old: Sequence[Entry], new: Sequence[Entry]) -> tuple[Group, ...]:
+def groups(old: Sequence[SavedKernel], new: Sequence[SavedKernel]) -> tuple[ChangeGroup, ...]:
     """Every kernel of both, the largest difference first."""
-    alike: dict[object, list[Change]] = {}
+    alike: dict[object, list[KernelChange]] = {}
     for c in changes(old, new):
         sides = tuple(tuple((x.op, x.shape) for x in side) for side in (c.old, c.new))
         alike.setdefault((c.what, c.is_same, sides), []).append(c)
-    found = (Group(tuple(group)) for group in alike.values())
+    found = (ChangeGroup(tuple(group)) for group in alike.values())
     return tuple(sorted(found, key=lambda g: (-abs(g.new_s - g.old_s), g.names[0])))
 
 
-def changes(old: Sequence[Entry], new: Sequence[Entry]) -> Iterator[Change]:
+def changes(old: Sequence[SavedKernel], new: Sequence[SavedKernel]) -> Iterator[KernelChange]:
     """Kernels of one op that stand for the same model nodes belong together; then those that have
     nodes in common, as where one was fused; then those of one op and shape.
 
@@ -106,38 +106,38 @@ def changes(old: Sequence[Entry], new: Sequence[Entry]) -> Iterator[Change]:
     yield from shared
     pairs, old, new = _paired(old, new, lambda x: (x.op, x.shape))
     yield from pairs
-    yield from (Change((x,), ()) for x in old)
-    yield from (Change((), (x,)) for x in new)
+    yield from (KernelChange((x,), ()) for x in old)
+    yield from (KernelChange((), (x,)) for x in new)
 
 
-def bare(x: Entry) -> tuple[str, ...]:
+def bare(x: SavedKernel) -> tuple[str, ...]:
     """Its model nodes without their numbers: `h.0/mm_41/backward` → `h.0/mm/backward`."""
     return tuple(_NUMBER.sub("", node) for node in x.nodes)
 
 
 _NUMBER = re.compile(rf"_\d+(?=(/({'|'.join(PHASES)}))?$)")
-Key = Callable[[Entry], Hashable]
-Rest = tuple[list[Change], list[Entry], list[Entry]]
+Key = Callable[[SavedKernel], Hashable]
+Rest = tuple[list[KernelChange], list[SavedKernel], list[SavedKernel]]
 
 
-def _paired(old: Sequence[Entry], new: Sequence[Entry], key: Key) -> Rest:
+def _paired(old: Sequence[SavedKernel], new: Sequence[SavedKernel], key: Key) -> Rest:
     """Those of equal key one to one, in their order; and what is left of both."""
-    waiting: dict[Hashable, deque[Entry]] = {}
+    waiting: dict[Hashable, deque[SavedKernel]] = {}
     for x in old:
         waiting.setdefault(key(x), deque()).append(x)
-    pairs: list[Change] = []
+    pairs: list[KernelChange] = []
     taken: set[int] = set()
-    rest: list[Entry] = []
+    rest: list[SavedKernel] = []
     for x in new:
         if queue := waiting.get(key(x)):
-            pairs.append(Change((queue[0],), (x,)))
+            pairs.append(KernelChange((queue[0],), (x,)))
             taken.add(id(queue.popleft()))
         else:
             rest.append(x)
     return pairs, [x for x in old if id(x) not in taken], rest
 
 
-def _sharing(old: Sequence[Entry], new: Sequence[Entry]) -> Rest:
+def _sharing(old: Sequence[SavedKernel], new: Sequence[SavedKernel]) -> Rest:
     """Those that share model nodes, directly or through others, together; and what is left."""
     holders: dict[str, list[int]] = {}
     everything = [*old, *new]
@@ -145,8 +145,8 @@ def _sharing(old: Sequence[Entry], new: Sequence[Entry]) -> Rest:
         for node in x.nodes:
             holders.setdefault(node, []).append(i)
     seen: set[int] = set()
-    found: list[Change] = []
-    rest: tuple[list[Entry], list[Entry]] = [], []
+    found: list[KernelChange] = []
+    rest: tuple[list[SavedKernel], list[SavedKernel]] = [], []
     for i in range(len(everything)):
         if i in seen:
             continue
@@ -162,7 +162,7 @@ def _sharing(old: Sequence[Entry], new: Sequence[Entry]) -> Rest:
         before = [everything[j] for j in sorted(group) if j < len(old)]
         after = [everything[j] for j in sorted(group) if j >= len(old)]
         if before and after:
-            found.append(Change(tuple(before), tuple(after)))
+            found.append(KernelChange(tuple(before), tuple(after)))
         else:
             rest[0].extend(before)
             rest[1].extend(after)
@@ -176,9 +176,9 @@ def _sharing(old: Sequence[Entry], new: Sequence[Entry]) -> Rest:
 class Diff:
     """One run of the old report beside one of the new."""
 
-    old: Run
-    new: Run
-    groups: tuple[Group, ...]
+    old: SavedRun
+    new: SavedRun
+    groups: tuple[ChangeGroup, ...]
 
     @property
     def name(self) -> str:
@@ -191,7 +191,7 @@ class Diff:
         return " → ".join(dict.fromkeys((self.old.model, self.new.model)))
 
     @property
-    def changed(self) -> list[Group]:
+    def changed(self) -> list[ChangeGroup]:
         return [g for g in self.groups if g.status != "same"]
 
     @property
@@ -238,7 +238,7 @@ class Diff:
         return tuple(found)
 
 
-def compare(old: Sequence[Run], new: Sequence[Run]) -> tuple[Diff, ...]:
+def compare(old: Sequence[SavedRun], new: Sequence[SavedRun]) -> tuple[Diff, ...]:
     """The runs of both by name of target and profile; where each report has one run, these.
     UsageError where one has no partner, or the models have nothing in common."""
     if len(old) == len(new) == 1:
@@ -261,7 +261,7 @@ def compare(old: Sequence[Run], new: Sequence[Run]) -> tuple[Diff, ...]:
     return tuple(_compared(a, b) for a, b in pairs)
 
 
-def _compared(old: Run, new: Run) -> Diff:
+def _compared(old: SavedRun, new: SavedRun) -> Diff:
     found = Diff(old, new, groups(old.kernels, new.kernels))
     alike = any(g.status in ("same", "changed") for g in found.groups)
     if old.model != new.model and found.groups and not alike:
@@ -312,7 +312,7 @@ class Budget:
 
 
 @dataclass(frozen=True)
-class Check:
+class BudgetCheck:
     """One budget on one run."""
 
     budget: Budget
@@ -364,5 +364,5 @@ def read_budget(text: str) -> Budget:
     return Budget(text, name, amount * units[unit], "amount" if sign else "whole")
 
 
-def checks(diffs: Sequence[Diff], budgets: Sequence[Budget]) -> tuple[Check, ...]:
-    return tuple(Check(budget, diff) for diff in diffs for budget in budgets)
+def checks(diffs: Sequence[Diff], budgets: Sequence[Budget]) -> tuple[BudgetCheck, ...]:
+    return tuple(BudgetCheck(budget, diff) for diff in diffs for budget in budgets)

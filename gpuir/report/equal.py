@@ -6,17 +6,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gpuir.report.answer import Answer
-from gpuir.report.kernels import Kernel
+from gpuir.report.kernels import KernelRow
 
 
 @dataclass(frozen=True)
-class Alike:
+class EqualKernels:
     """Kernels with the same nest, tile and cost: layers repeat."""
 
-    kernels: tuple[Kernel, ...]
+    kernels: tuple[KernelRow, ...]
 
     @property
-    def one(self) -> Kernel:
+    def one(self) -> KernelRow:
         return self.kernels[0]
 
     @property
@@ -28,16 +28,16 @@ class Alike:
         return self.runs * self.one.cost.time_s
 
 
-def alike(s: Answer) -> list[Alike]:
+def alike(s: Answer) -> list[EqualKernels]:
     """The kernels that take time, equal ones together, the slowest group first."""
-    groups: dict[object, list[Kernel]] = {}
+    groups: dict[object, list[KernelRow]] = {}
     for x in s.kernels:
         if x.time_s > 0:
             groups.setdefault((x.kind, x.shape, x.tile, x.cost, x.flops, x.rest), []).append(x)
-    return sorted((Alike(tuple(g)) for g in groups.values()), key=lambda x: -x.time_s)
+    return sorted((EqualKernels(tuple(g)) for g in groups.values()), key=lambda x: -x.time_s)
 
 
-def layer(x: Alike) -> str:
+def layer(x: EqualKernels) -> str:
     """The model node that the kernels are named after, and how many more they stand for; of several
     kernels, what their names have in common."""
     names = [kernel.label for kernel in x.kernels]
@@ -65,7 +65,7 @@ def _alike(a: str, b: str) -> int:
     )
 
 
-def tile_text(x: Kernel) -> str:
+def tile_text(x: KernelRow) -> str:
     """`128x64x32` in the order of the loop nest, batch and heads left out where the tile holds one;
     `/4` behind it where so many blocks share the reduced dimension."""
     if x.tile is None:

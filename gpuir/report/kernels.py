@@ -23,7 +23,7 @@ BOUNDS: tuple[Bound, ...] = ("compute", "memory", "latency", "network")
 
 
 @dataclass(frozen=True)
-class Kernel:
+class KernelRow:
     """One kernel of the graph, its cost, and how often it runs.
 
     `path` names it as a schedule does. `runs` multiplies the trips of the loops around it; it is 0
@@ -201,12 +201,12 @@ class Unseen:
     time_s: float
 
 
-def kernels_of(graph: Graph) -> tuple[Kernel, ...]:
+def kernels_of(graph: Graph) -> tuple[KernelRow, ...]:
     """The kernels of a costed graph in order, views and idle branches included."""
     return tuple(_kernels(graph, (), 1))
 
 
-def _kernels(graph: Graph, path: tuple[str, ...], runs: int) -> Iterator[Kernel]:
+def _kernels(graph: Graph, path: tuple[str, ...], runs: int) -> Iterator[KernelRow]:
     for node in graph.nodes:
         here = (*path, node.results[0].name)
         cost = node.cost
@@ -214,14 +214,14 @@ def _kernels(graph: Graph, path: tuple[str, ...], runs: int) -> Iterator[Kernel]
             continue
         op = node.op
         if not op.control:
-            yield Kernel(path=here, node=node, runs=runs, cost=cost, flops=op.flops())
+            yield KernelRow(path=here, node=node, runs=runs, cost=cost, flops=op.flops())
             continue
         inner = [x for r, n in _regions(node, runs) for x in _kernels(r, here, n)]
         yield from inner
         rest = cost.time_s - sum(x.time_s for x in inner) / max(runs, 1)
         if runs and rest > 1e-9 * cost.time_s:
             own = Cost(rest, "latency", cost.by, (("latency", rest),))
-            yield Kernel(path=here, node=node, runs=runs, cost=own, flops=0, rest=True)
+            yield KernelRow(path=here, node=node, runs=runs, cost=own, flops=0, rest=True)
 
 
 def _regions(node: Node, runs: int) -> list[tuple[Graph, int]]:
@@ -234,7 +234,7 @@ def _regions(node: Node, runs: int) -> list[tuple[Graph, int]]:
     return [(g, runs) for g in op.regions]
 
 
-def unseen_of(kernels: Iterable[Kernel]) -> Iterator[Unseen]:
+def unseen_of(kernels: Iterable[KernelRow]) -> Iterator[Unseen]:
     times: dict[str, dict[str, float]] = {}
     for x in kernels:
         for what in x.cost.unseen:
@@ -263,7 +263,7 @@ def _inside(node: Node) -> list[Node]:
     return [n for region in node.op.regions for n in region.nodes] if not node.op.control else []
 
 
-def bounds_of(kernels: Iterable[Kernel]) -> tuple[tuple[Bound, float], ...]:
+def bounds_of(kernels: Iterable[KernelRow]) -> tuple[tuple[Bound, float], ...]:
     times = dict.fromkeys(BOUNDS, 0.0)
     for x in kernels:
         times[x.cost.bound] += x.time_s
@@ -271,10 +271,10 @@ def bounds_of(kernels: Iterable[Kernel]) -> tuple[tuple[Bound, float], ...]:
 
 
 def totals(
-    kernels: Iterable[Kernel], key: Callable[[Kernel], str] = lambda x: x.kind
+    kernels: Iterable[KernelRow], key: Callable[[KernelRow], str] = lambda x: x.kind
 ) -> tuple[Total, ...]:
     """Kernels of one kind together, or of one `key`; the most time first."""
-    kinds: dict[str, list[Kernel]] = {}
+    kinds: dict[str, list[KernelRow]] = {}
     for x in kernels:
         if not isinstance(x.node.op, k.View):
             kinds.setdefault(key(x), []).append(x)
@@ -282,7 +282,7 @@ def totals(
     return tuple(sorted(found, key=lambda total: (-total.time_s, total.kind)))
 
 
-def total_of(kind: str, kernels: Sequence[Kernel]) -> Total:
+def total_of(kind: str, kernels: Sequence[KernelRow]) -> Total:
     """These kernels together."""
     return Total(
         kind=kind,
@@ -296,7 +296,7 @@ def total_of(kind: str, kernels: Sequence[Kernel]) -> Total:
     )
 
 
-def coverage_of(graph: Graph, kernels: Sequence[Kernel]) -> Iterator[Share]:
+def coverage_of(graph: Graph, kernels: Sequence[KernelRow]) -> Iterator[Share]:
     """A model node that several kernels stand for has the worst status among them."""
     locs = [loc for x in walk(graph) for loc in x.node.locs]
     status: dict[Loc, Status] = dict.fromkeys(locs, STATUSES[0])

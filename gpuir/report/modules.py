@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from gpuir.ops import kernel as k
-from gpuir.report.kernels import Kernel, Total, total_of
+from gpuir.report.kernels import KernelRow, Total, total_of
 from gpuir.report.names import Path
 
 OWN = "(itself)"  # a module's kernels outside of those inside it
@@ -26,16 +26,16 @@ def without_numbers(path: Path) -> Path:
     return tuple("*" if word.isdecimal() else word for word in path)
 
 
-def modules(kernels: Iterable[Kernel]) -> tuple[Module, ...]:
+def modules(kernels: Iterable[KernelRow]) -> tuple[Module, ...]:
     """The tree of modules, each before those inside it, the most time first. A module that has one
     module inside and no kernels of its own is one line with it."""
-    listed: dict[Path, list[Kernel]] = {}
+    listed: dict[Path, list[KernelRow]] = {}
     for x in kernels:
         if not isinstance(x.node.op, k.View):
             path = without_numbers(x.module)
             listed.setdefault(path, []).append(x)
     children: dict[Path, set[Path]] = {}
-    inside: dict[Path, list[Kernel]] = {}
+    inside: dict[Path, list[KernelRow]] = {}
     for path, group in listed.items():
         for i in range(len(path) + 1):
             inside.setdefault(path[:i], []).extend(group)

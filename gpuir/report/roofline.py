@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from gpuir.report.answer import Answer
-from gpuir.report.equal import Alike
+from gpuir.report.equal import EqualKernels
 
 MEMORIES = {"l2": "L2", "l3": "L3", "dram": "memory"}
 
@@ -24,12 +24,12 @@ class Point:
     """Equal kernels: flops for each byte that they read and write (each byte once, wherever it is),
     and flops a second."""
 
-    of: Alike
+    of: EqualKernels
     intensity: float
     rate: float
 
 
-def points(groups: Iterable[Alike]) -> list[Point]:
+def points(groups: Iterable[EqualKernels]) -> list[Point]:
     """Of the kernels that compute something and say what they read and write."""
     return [
         Point(x, x.one.flops / x.one.bytes, x.one.flops / x.one.cost.time_s)
@@ -48,7 +48,7 @@ def memories(s: Answer) -> list[Roof]:
     ]
 
 
-def ceilings(s: Answer, groups: Iterable[Alike]) -> list[Roof]:
+def ceilings(s: Answer, groups: Iterable[EqualKernels]) -> list[Roof]:
     """The listed peaks that these kernels could reach, or a third of one where they take three
     products for one, each by its pipe and dtype, the fastest first: `tensor tf32`."""
     listed = [

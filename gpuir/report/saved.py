@@ -37,7 +37,7 @@ METRICS = {
 
 
 @dataclass(frozen=True)
-class Entry:
+class SavedKernel:
     """A kernel that takes time: `nodes` are the model nodes it stands for, without their file;
     `time_s` is of all runs."""
 
@@ -63,7 +63,7 @@ class Entry:
 
 
 @dataclass(frozen=True)
-class Run:
+class SavedRun:
     """A model on one target under one profile, as a report has it."""
 
     model: str
@@ -78,14 +78,14 @@ class Run:
     assumed: tuple[str, ...]
     warnings: tuple[str, ...]
     numbers: Mapping[str, object] = field(repr=False)  # of the target
-    kernels: tuple[Entry, ...] = field(repr=False)
+    kernels: tuple[SavedKernel, ...] = field(repr=False)
 
     @property
     def name(self) -> str:
         return f"{self.target} {self.profile}"
 
 
-def read_report(text: str, where: str) -> tuple[Run, ...]:
+def read_report(text: str, where: str) -> tuple[SavedRun, ...]:
     """The runs of a JSON report; UsageError where it is none, or of another version."""
     expected = "the output of `gpuir analyze --format json`"
     try:
@@ -187,7 +187,7 @@ class _Part:
         return f"{self.place}.{name}" if self.place else name
 
 
-def _run(r: _Part) -> Run:
+def _run(r: _Part) -> SavedRun:
     values: dict[str, float] = {}
     for name, metric in METRICS.items():
         at = r
@@ -197,7 +197,7 @@ def _run(r: _Part) -> Run:
     coverage = r.part("coverage")
     numbers = r.part("target").parts("numbers")
     kernels = map(_entry, r.parts("kernels"))
-    return Run(
+    return SavedRun(
         model=r.text("model"),
         target=r.part("target").text("name"),
         profile=r.part("profile").text("name"),
@@ -219,8 +219,8 @@ def _interval(r: _Part) -> tuple[float, float]:
     return (ends[0], ends[1]) if len(ends) == 2 else r.part("interval_s").wrong("two numbers")
 
 
-def _entry(x: _Part) -> Entry:
-    return Entry(
+def _entry(x: _Part) -> SavedKernel:
+    return SavedKernel(
         op=x.text("op"),
         shape=x.text("shape"),
         tile="" if x.is_null("tile") else _tile(x.part("tile")),

@@ -8,7 +8,7 @@ from itertools import chain
 from os import PathLike, fspath
 from typing import TYPE_CHECKING, Any, Unpack, cast
 
-from gpuir.cost.explain import Line, explained
+from gpuir.cost.explain import SheetLine, explained
 from gpuir.cost.habits import predictor_of
 from gpuir.cost.power import drawn
 from gpuir.cost.reading import work_of
@@ -25,7 +25,7 @@ from gpuir.passes.math import run_under
 from gpuir.passes.tile import TilePass
 from gpuir.report.answer import Answer, Device, Needs, answer_of
 from gpuir.report.find import find_kernel
-from gpuir.report.kernels import Kernel
+from gpuir.report.kernels import KernelRow
 from gpuir.report.notebook import html
 from gpuir.run.loading import LoadOptions, load
 from gpuir.simulate.fitting import ToFit, larger_target
@@ -230,7 +230,7 @@ def _check_done(
 
 
 @takes(graph=GRAPH, name=TEXT)
-def explain(graph: Graph, name: str) -> tuple[Line, ...]:
+def explain(graph: Graph, name: str) -> tuple[SheetLine, ...]:
     """Every quantity that leads to the cost of one kernel of a costed graph, in order.
 
     `name` is the kernel's first result, or a model node it stands for: whole, or the end of it.
@@ -244,7 +244,7 @@ def explain(graph: Graph, name: str) -> tuple[Line, ...]:
     return _explained(graph, node)
 
 
-def _explained(graph: Graph, node: Node) -> tuple[Line, ...]:
+def _explained(graph: Graph, node: Node) -> tuple[SheetLine, ...]:
     if node.cost is None or not isinstance(node.op, KernelOp) or isinstance(node.op, View):
         return ()
     target = load_target(str(graph.target))
@@ -283,7 +283,7 @@ def answer(graph: Graph, *, warnings: Iterable[str] = (), batch: int | None = No
     )
     assumed = (*target.assumptions, *chain(*notes))
 
-    def explain(x: Kernel) -> tuple[Line, ...]:
+    def explain(x: KernelRow) -> tuple[SheetLine, ...]:
         return () if x.rest else _explained(graph, x.node)
 
     def fixes(_: Answer) -> tuple[ToFit, ...]:
@@ -318,7 +318,7 @@ def run_alone(found: Answer) -> Answer:
     return replace(found.numbers, needs=needs)
 
 
-def _watts(kernels: Iterable[Kernel], target: Target) -> float:
+def _watts(kernels: Iterable[KernelRow], target: Target) -> float:
     """What kernels draw, on average over their time."""
     ops = [(x.node.op, x.time_s) for x in kernels]
     computing = ((op, t) for op, t in ops if isinstance(op, KernelOp) and not isinstance(op, View))

@@ -41,11 +41,11 @@ if TYPE_CHECKING:
     from torch.export import ExportedProgram
 
     from gpuir.frontends.model import Model
-    from gpuir.frontends.torch.program import Program
+    from gpuir.frontends.torch.program import TorchProgram
     from gpuir.targets.profile import Profile
     from gpuir.targets.recipe import Recipe
 
-    Source = str | PathLike[str] | nn.Module | ExportedProgram | Program | ModelProto | bytes
+    Source = str | PathLike[str] | nn.Module | ExportedProgram | TorchProgram | ModelProto | bytes
 
 
 class LoadOptions(TypedDict, total=False):
@@ -146,7 +146,7 @@ def load(
     """
     _check_values(options)
     recipe = _recipe(options)
-    step = _Step.of(options)
+    step = _TrainingStep.of(options)
     if recipe and recipe.profile:
         profile = recipe.profile if profile is None else on_own(profile, recipe.profile)
     indices = options.pop("indices", "")
@@ -199,7 +199,7 @@ def _with_indices(graph: Graph, indices: str | Mapping[str, str]) -> Graph:
 
 
 @dataclass(frozen=True)
-class _Step:
+class _TrainingStep:
     """What is asked for beyond the model's own forward pass: mixed precision, a training step."""
 
     train: bool = False
@@ -216,7 +216,7 @@ class _Step:
     convert: str = ""
 
     @classmethod
-    def of(cls, options: LoadOptions) -> _Step:
+    def of(cls, options: LoadOptions) -> _TrainingStep:
         """Taken out of the options; UsageError for what makes no sense."""
         names = ("train", *TRAINING, *PRECISION)
         given: dict[str, Any] = {n: options.pop(n) for n in names if n in options}
@@ -240,7 +240,7 @@ class _Step:
             raise UsageError("clip needs an optimizer", fix="add --optimizer adamw")
         return made
 
-    def of_outputs(self, loaded: Model, path: str) -> _Step:
+    def of_outputs(self, loaded: Model, path: str) -> _TrainingStep:
         """With the loss under its name in the graph; UsageError for one that is no output."""
         names = {**loaded.keys, **{v.name: v.name for v in loaded.graph.outputs}}
         if not self.loss or not loaded.keys:
@@ -633,7 +633,7 @@ def _functions_of(path: str) -> list[str]:
     return [n.name for n in body if isinstance(n, ast.FunctionDef) and not n.name.startswith("_")]
 
 
-def _load_torch(model: Any, options: LoadOptions, step: _Step) -> Model:
+def _load_torch(model: Any, options: LoadOptions, step: _TrainingStep) -> Model:
     if isinstance(model, str):
         _check_file(model)
     if find_spec("torch") is None:

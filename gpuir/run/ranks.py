@@ -13,7 +13,7 @@ from gpuir.cost.collective import collective_time
 from gpuir.cost.habits import predictor_of
 from gpuir.cost.table import Predictor
 from gpuir.ir.alike import shape_of
-from gpuir.ir.door import CALLED, FLAG, PATH, TEXT, Kind, named, of_type, real, takes, whole
+from gpuir.ir.door import CALLED, FLAG, PATH, TEXT, ArgumentKind, named, of_type, real, takes, whole
 from gpuir.ir.errors import UsageError
 from gpuir.ir.graph import GRAPH, Graph, Level, Node, Value
 from gpuir.ir.phases import is_training
@@ -25,9 +25,8 @@ from gpuir.passes.bucket import Bucket
 from gpuir.passes.manager import Pass, Pipeline
 from gpuir.passes.math import run_under
 from gpuir.passes.partition.balance import Weigh, longest_of, paced, roofline_s
-from gpuir.passes.partition.partition import Part as PartGraphs
-from gpuir.passes.partition.partition import Partition, partition
-from gpuir.passes.shard.shard import Shard, batch_of
+from gpuir.passes.partition.partition import PartGraphs, Partition, partition
+from gpuir.passes.shard.shard import ShardPass, batch_of
 from gpuir.report.answer import Answer, of_ranks
 from gpuir.run.analysis import costed, lower
 from gpuir.simulate.held import (
@@ -42,8 +41,8 @@ from gpuir.simulate.memory import available_bytes, memory
 from gpuir.simulate.microbatches import Order, Pipelined, orders_of, run_pipeline
 from gpuir.simulate.parallel import Parallel
 from gpuir.simulate.step import (
-    Part,
-    Run,
+    GraphRun,
+    RankPart,
     Stage,
     Step,
     Where,
@@ -79,7 +78,7 @@ WORDS = 128  # a rank: Megatron-LM's default for what a padded vocabulary divide
     predictor=TEXT | CALLED,
     tf32=FLAG,
     slow=named(real(), whole()),
-    common=Kind("what plans share", lambda x: isinstance(x, Common), "common=None"),
+    common=ArgumentKind("what plans share", lambda x: isinstance(x, SharedByPlans), "common=None"),
 )
 def simulate_ranks(
     graph: Graph,
@@ -90,7 +89,7 @@ def simulate_ranks(
     predictor: str | Predictor = "tile",
     tf32: bool | None = None,
     slow: Mapping[int, float] | None = None,
-    common: Common | None = None,
+    common: SharedByPlans | None = None,
 ) -> Answer:
     """One step of a model over the ranks of a cluster: how long it takes, and as `step` what each
     rank does.
@@ -114,7 +113,7 @@ def simulate_ranks(
             predictor,
             tf32,
             slow or {},
-            common or Common(),
+            common or SharedByPlans(),
         )
     return of_ranks(step)
 
@@ -123,7 +122,7 @@ KEPT = 6  # graphs that are cut
 
 
 @dataclass
-class Common:
+class SharedByPlans:
     """What plans of one model have in common, kept from one to the next: graphs cut over ranks, the
     last few, for those that begin with the same cuts; and of the last plan what parts of a pipeline
     take. All are of one predictor, profile and choice of TF32."""
@@ -131,7 +130,7 @@ class Common:
     graphs: dict[tuple[int, tuple[Pass, ...]], tuple[Graph, Graph]] = field(
         default_factory=dict[tuple[int, tuple[Pass, ...]], tuple[Graph, Graph]]
     )
-    runs: Mapping[Hashable, Run] = field(default_factory=dict[Hashable, Run])
+    runs: Mapping[Hashable, GraphRun] = field(default_factory=dict[Hashable, GraphRun])
 
     def cut(self, graph: Graph, passes: Sequence[Pass]) -> Iterator[Graph]:
         """The graph after each of the passes."""
@@ -166,7 +165,7 @@ def _simulated(
     predictor: str | Predictor,
     tf32: bool | None,
     slow: Mapping[int, float],
-    common: Common,
+    common: SharedByPlans,
 ) -> Step:
     machine = load_cluster(cluster)
     check(graph, machine, parallel, slow)
@@ -176,7 +175,7 @@ def _simulated(
     stack = profile_of(run_under(graph, profile, tf32))
     if predictor == "tile" and (own := predictor_of(stack, graph)) is not None:
         predictor = own
-    maker = _Maker(cluster, machine, parallel, profile, predictor, tf32, slow, common.runs)
+    maker = _RankMaker(cluster, machine, parallel, profile, predictor, tf32, slow, common.runs)
     if parallel.pp > 1:
         parts, pipelined, interval, stages = maker.pipeline(cut)
         time_s = pipelined.time_s
@@ -310,17 +309,17 @@ def cuts(parallel: Parallel) -> Iterator[Pass]:
     if parallel.tp > 1:
         replicas = parallel.dp * parallel.cp * parallel.ep
         sequence = parallel.sequence
-        yield Shard(parallel.tp, "tensor", sequence=sequence, pad=WORDS, replicas=replicas)
+        yield ShardPass(parallel.tp, "tensor", sequence=sequence, pad=WORDS, replicas=replicas)
     if parallel.cp > 1:
-        yield Shard(parallel.cp, "context", attention=parallel.exchange)
+        yield ShardPass(parallel.cp, "context", attention=parallel.exchange)
     if parallel.ep > 1:
-        yield Shard(parallel.ep, "expert")
+        yield ShardPass(parallel.ep, "expert")
     if parallel.dp > 1:
-        yield Shard(parallel.dp, "data", zero=parallel.zero, statistics="rank")
+        yield ShardPass(parallel.dp, "data", zero=parallel.zero, statistics="rank")
 
 
 @dataclass(frozen=True)
-class Place:
+class PartPlace:
     """Where the ranks are that run a part of a model: what joins them, and a name `load_cluster`
     knows it by; of each kind of GPU, by its name, how many times as long its kernels take."""
 
@@ -350,11 +349,11 @@ class Place:
 
 
 # The parts of a pipeline, when each runs, the interval of that, and what was run.
-Piped = tuple[tuple[Part, ...], Pipelined, "tuple[float, float] | None", tuple[Stage, ...]]
+Piped = tuple[tuple[RankPart, ...], Pipelined, "tuple[float, float] | None", tuple[Stage, ...]]
 
 
 @dataclass
-class _Maker:
+class _RankMaker:
     """Kernels and times of what ranks run."""
 
     cluster: str
@@ -364,11 +363,13 @@ class _Maker:
     predictor: str | Predictor
     tf32: bool | None
     slow: Mapping[int, float]
-    before: Mapping[Hashable, Run]  # what another plan has found
-    known: dict[Hashable, Run] = field(default_factory=dict[Hashable, Run])
+    before: Mapping[Hashable, GraphRun]  # what another plan has found
+    known: dict[Hashable, GraphRun] = field(default_factory=dict[Hashable, GraphRun])
     bytes: dict[Hashable, PartBytes] = field(default_factory=dict[Hashable, PartBytes])
 
-    def costed(self, g: Graph, place: Place, gpu: str, factor: float, early: bool = True) -> Graph:
+    def costed(
+        self, g: Graph, place: PartPlace, gpu: str, factor: float, early: bool = True
+    ) -> Graph:
         made = lower(g, profile=self.profile, tf32=self.tf32, target=gpu)
         if made.mesh:
             bucket = Bucket(blocks=self.parallel.zero > 2, early=early)
@@ -378,11 +379,11 @@ class _Maker:
         return in_pieces(found, self.parallel.tp) if self.parallel.overlap else found
 
     @cached_property
-    def places(self) -> tuple[Place, ...]:
+    def places(self) -> tuple[PartPlace, ...]:
         """Where the ranks of each part of a pipeline are."""
         return tuple(map(self.place, range(self.parallel.pp)))
 
-    def place(self, rank: int) -> Place:
+    def place(self, rank: int) -> PartPlace:
         """Where the ranks are that have one rank's part of a pipeline."""
         first, count = rank * self.stride, self.stride
         machine = self.machine.part(first, count)
@@ -398,12 +399,12 @@ class _Maker:
                 gpu = x.cluster.gpu
                 slow[gpu] = max(slow.get(gpu, 1.0), max(factors, default=1.0))
                 where.append(Where(gpu, a, b - a))
-        return Place(name, machine, tuple(slow.items()), tuple(where))
+        return PartPlace(name, machine, tuple(slow.items()), tuple(where))
 
-    def whole(self, g: Graph) -> Part:
+    def whole(self, g: Graph) -> RankPart:
         """What ranks do that all have the whole model."""
         p, (place,) = self.parallel, self.places
-        every: list[tuple[Run, ...]] = []
+        every: list[tuple[GraphRun, ...]] = []
         held: list[tuple[dict[MemoryKind, int], int, Target]] = []
         for gpu, factor in place.factors:
             costed = self.costed(g, place, gpu, factor)
@@ -421,17 +422,19 @@ class _Maker:
         holds, taken, target = min(held, key=lambda x: available_bytes(x[2]) - x[1])
         return _part(runs, holds, taken, target, (g,), place)
 
-    def run(self, name: str, times: int, g: Graph, place: Place, early: bool = True) -> Run:
+    def run(
+        self, name: str, times: int, g: Graph, place: PartPlace, early: bool = True
+    ) -> GraphRun:
         """A graph that ranks run so many times; of those that are alike, one is looked at."""
         p = self.parallel
         shape = shape_of(g), place.key, p.zero > 2, p.overlap and p.tp, early
         known = self.known.get(shape) or self.before.get(shape)
         if known is None:
-            found: list[Run] = []
+            found: list[GraphRun] = []
             for gpu, factor in place.factors:
                 costed = self.costed(g, place, gpu, factor, early)
                 profile = replace(profile_of(costed), copies=None)
-                found.append(Run(name, times, costed, timeline(costed, profile)))
+                found.append(GraphRun(name, times, costed, timeline(costed, profile)))
             known = slowest_of(found)
         self.known[shape] = known
         quicker = tuple(replace(x, name=name, times=times) for x in known.quicker)
@@ -468,7 +471,7 @@ class _Maker:
         made = partition(g, len(own), [weighs[place.gpus] for place in own], apart)
         return min(found, self.piped(made, own), key=lambda x: (not fit(x[0]), x[1].time_s))
 
-    def piped(self, made: Partition, own: Sequence[Place]) -> Piped:
+    def piped(self, made: Partition, own: Sequence[PartPlace]) -> Piped:
         """The parts of each rank of a pipeline, of a model that is cut, and when they run."""
         p = self.parallel
         orders = orders_of(p, made.parts[0].backward is not None)
@@ -490,7 +493,7 @@ class _Maker:
         sent_back = tuple(_nbytes(part.sends_back) for part in made.parts[1:])
         return parts, replace(found[0], sent=sent, sent_back=sent_back), interval, stages
 
-    def part_runs(self, part: PartGraphs, place: Place) -> dict[str, Run]:
+    def part_runs(self, part: PartGraphs, place: PartPlace) -> dict[str, GraphRun]:
         """What runs of a part. The last microbatch's pass sums gradients beside its kernels, which
         are slower then, where no other part waits for it; else behind them, beside what follows. So
         does Megatron-LM, whose ranks but the first sum in their bubble (`enable_grad_sync` in its
@@ -552,11 +555,11 @@ class _Maker:
     def held(
         self,
         parts: Sequence[PartGraphs],
-        runs: Sequence[dict[str, Run]],
+        runs: Sequence[dict[str, GraphRun]],
         order: Order,
-        place: Place,
+        place: PartPlace,
         sums_s: float,
-    ) -> Part:
+    ) -> RankPart:
         """What a rank of a pipeline runs, and holds when it is at its fullest."""
         own = place.smallest
         chunks = [self.part_bytes(part, some, own) for part, some in zip(parts, runs, strict=True)]
@@ -565,7 +568,7 @@ class _Maker:
         total = sum(holds.values())
         return _part(every, holds, total, own, [g for x in parts for g in x.graphs], place)
 
-    def part_bytes(self, part: PartGraphs, runs: dict[str, Run], target: Target) -> PartBytes:
+    def part_bytes(self, part: PartGraphs, runs: dict[str, GraphRun], target: Target) -> PartBytes:
         """Of a part, whose graphs may have been looked at as those of another, under its names."""
         called: dict[str, dict[str, str]] = {}
         for g, (kind, run) in zip(part.graphs, runs.items(), strict=True):
@@ -585,15 +588,15 @@ class _Maker:
 
 
 def _part(
-    runs: tuple[Run, ...],
+    runs: tuple[GraphRun, ...],
     holds: dict[MemoryKind, int],
     held_bytes: int,
     target: Target,
     graphs: Sequence[Graph],
-    place: Place,
-) -> Part:
+    place: PartPlace,
+) -> RankPart:
     weights = {v for g in graphs for v in g.params if g.role_of(v) == "weight"}
-    return Part(
+    return RankPart(
         runs,
         tuple((kind, n) for kind, n in holds.items() if n),
         held_bytes,
@@ -603,7 +606,7 @@ def _part(
     )
 
 
-def fit(parts: Iterable[Part]) -> bool:
+def fit(parts: Iterable[RankPart]) -> bool:
     return all(part.fits for part in parts)
 
 

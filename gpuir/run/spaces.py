@@ -23,11 +23,11 @@ from gpuir.passes.math import run_under
 from gpuir.plan.space.answers import Held, answers, cost_table, run
 from gpuir.plan.space.engines import Engine
 from gpuir.plan.space.program import Program, keys_of, program_of, read, written
-from gpuir.plan.space.space import OWN, Column, Job, Plan, Space
+from gpuir.plan.space.space import OWN, DesignSpace, Job, RankPlan, Site
 from gpuir.report.answer import Answer, unfit
 from gpuir.run.analysis import answer, costed, lowering
 from gpuir.run.loading import load
-from gpuir.run.ranks import Common, simulate_ranks
+from gpuir.run.ranks import SharedByPlans, simulate_ranks
 from gpuir.stacks.table import pipeline
 from gpuir.store import Store, digest, version
 from gpuir.targets.load import load_target
@@ -43,7 +43,7 @@ MANIFEST = "_space.json"
 
 
 @dataclass(frozen=True)
-class Loading:
+class JobLoading:
     """How all jobs of a space are loaded, and what their models hold: digests by path."""
 
     options: tuple[tuple[str, Any], ...]
@@ -67,7 +67,7 @@ def _is_config(model: str) -> bool:
     return model.startswith("hf:")
 
 
-def graph_of(job: Job, loading: Loading) -> Graph:
+def graph_of(job: Job, loading: JobLoading) -> Graph:
     """The model of a job as its profile finds it, in its dtype. Only of a training step does what
     is loaded hang on the profile."""
     first = job.profile if dict(loading.options).get("train") else ""
@@ -80,22 +80,22 @@ def graph_of(job: Job, loading: Loading) -> Graph:
 
 @lru_cache(maxsize=2)
 def _kernels(job: Job, options: Any, target: str | None) -> Graph:
-    g = graph_of(job, Loading(options, {}))
+    g = graph_of(job, JobLoading(options, {}))
     if g.level >= Level.kernel:
         return g
     return lowering(g, load_target(target) if target else None).run(g)
 
 
-def _kernels_on(job: Job, loading: Loading, target: str) -> Graph:
+def _kernels_on(job: Job, loading: JobLoading, target: str) -> Graph:
     return _kernels(job, loading.options, target if _depends(job.profile) else None)
 
 
-def lowered(tasks: Sequence[tuple[Job, str]], loading: Loading) -> list[str]:
+def lowered(tasks: Sequence[tuple[Job, str]], loading: JobLoading) -> list[str]:
     """The programs of jobs, as text: each as its profile makes it for a target."""
     return [written(_lowered(job, target, loading)) for job, target in tasks]
 
 
-def _lowered(job: Job, target: str, loading: Loading) -> Program:
+def _lowered(job: Job, target: str, loading: JobLoading) -> Program:
     try:
         return program_of(_kernels_on(job, loading, target), load_target(target).is_cpu)
     except GpuirError as error:
@@ -129,7 +129,7 @@ class Block:
     first: int
     jobs: tuple[Job, ...]
     texts: tuple[Mapping[str, str], ...]
-    loading: Loading
+    loading: JobLoading
 
 
 class _Read:
@@ -170,11 +170,11 @@ def _block(block: Block) -> _Read:
 
 def ran(
     block: Block,
-    columns: Sequence[Column],
+    columns: Sequence[Site],
     numbers: Sequence[int],
     width: int,
     known: Mapping[str, bytes],
-    space: Space,
+    space: DesignSpace,
 ) -> tuple[bytes, dict[str, bytes]]:
     """The file of a block's jobs on some devices, which have these `numbers` of `width`, and what
     kernels cost there of which that was not `known`."""
@@ -188,7 +188,7 @@ def ran(
             failed[i] = in_a_line(error)
     there = [i for i in range(len(columns)) if i not in failed]
     table = cost_table(found.works, targets, known, found.batch)
-    rows = _Rows(space, block.loading)
+    rows = _PointColumns(space, block.loading)
     for j, (job, programs) in enumerate(zip(block.jobs, found.programs, strict=True)):
         variants = [variant_of(job.profile, target) for target in targets]
         got = {i: Answer(job.model, why=why) for i, why in failed.items()}
@@ -226,22 +226,24 @@ def _alone(kernels: Callable[[str], Graph]) -> Callable[[Target], Answer]:
 
 def planned(
     jobs: Sequence[tuple[int, Job]],
-    plans: Sequence[tuple[int, Plan]],
-    loading: Loading,
-    space: Space,
+    plans: Sequence[tuple[int, RankPlan]],
+    loading: JobLoading,
+    space: DesignSpace,
 ) -> bytes:
     """The file of jobs under plans, which have these numbers of all columns."""
-    rows = _Rows(space, loading)
+    rows = _PointColumns(space, loading)
     for number, job in jobs:
-        common = Common()
+        common = SharedByPlans()
         for column, plan in plans:
             answer, name, items = _planned(job, plan, loading, common)
             point = number * space.columns + column
-            rows.add(point, job, name, Column(plan=plan), answer, items)
+            rows.add(point, job, name, Site(plan=plan), answer, items)
     return rows.bytes()
 
 
-def _planned(job: Job, plan: Plan, loading: Loading, common: Common) -> tuple[Answer, str, int]:
+def _planned(
+    job: Job, plan: RankPlan, loading: JobLoading, common: SharedByPlans
+) -> tuple[Answer, str, int]:
     items = job.items * plan.parallel.microbatches
     try:
         graph = graph_of(job, loading)
@@ -253,17 +255,17 @@ def _planned(job: Job, plan: Plan, loading: Loading, common: Common) -> tuple[An
     return found, graph.name, items
 
 
-class _Rows:
+class _PointColumns:
     """Points as columns."""
 
-    def __init__(self, space: Space, loading: Loading):
+    def __init__(self, space: DesignSpace, loading: JobLoading):
         self.space, self.loading = space, loading
         self.sizes = [f"dim.{name}" for name in space.dims]
         self.set = [f"set.{path}" for path, _ in space.hardware.numbers]
         self.rows: list[dict[str, Any]] = []
 
     def add(
-        self, point: int, job: Job, name: str, column: Column, found: Answer, items: int = 0
+        self, point: int, job: Job, name: str, column: Site, found: Answer, items: int = 0
     ) -> None:
         items = items or job.items
         plan = column.plan
@@ -297,7 +299,7 @@ class _Rows:
         return part_bytes(columns, self.sizes)
 
 
-def _text(plan: Plan) -> str:
+def _text(plan: RankPlan) -> str:
     p = plan.parallel
     return str(p) if p.microbatches == 1 else f"{p}, microbatches={p.microbatches}"
 
@@ -341,7 +343,7 @@ def _lowered_on(g: Graph, passes: Pipeline) -> Graph:
 
 
 @dataclass(frozen=True)
-class Part:
+class ResultFile:
     """A file of the result: jobs from `first` on, `jobs` of them, on columns from `column` on,
     `columns` of them."""
 
@@ -370,7 +372,7 @@ class Done:
     there: int
 
 
-def parts_of(space: Space) -> Iterator[Part]:
+def parts_of(space: DesignSpace) -> Iterator[ResultFile]:
     """The parts that a space is cut into, those of one block of jobs together."""
     block = min(space.jobs, MOST_JOBS)
     rows = min(max(space.jobs * space.devices // PARTS, ROWS[0]), ROWS[1])
@@ -378,20 +380,20 @@ def parts_of(space: Space) -> Iterator[Part]:
     for first in range(0, space.jobs, block):
         jobs = min(block, space.jobs - first)
         for column in range(0, space.devices, wide):
-            yield Part(first, jobs, column, min(wide, space.devices - column))
+            yield ResultFile(first, jobs, column, min(wide, space.devices - column))
     for first in range(0, space.jobs, PLANNED) if space.plans else ():
         jobs = min(PLANNED, space.jobs - first)
-        yield Part(first, jobs, space.devices, len(space.plans))
+        yield ResultFile(first, jobs, space.devices, len(space.plans))
 
 
-class Sweep:
+class SpaceSweep:
     """A space that is being computed into a folder, in a `with` block. UsageError where the folder
     is of another space, or somebody else is at work in it."""
 
-    def __init__(self, space: Space, folder: str, store: str = ""):
+    def __init__(self, space: DesignSpace, folder: str, store: str = ""):
         self.space, self.folder = space, Path(folder)
         digests = {m.path: _digest_of(m.path) for m in space.models}
-        self.loading = Loading(space.load, digests)
+        self.loading = JobLoading(space.load, digests)
         self.defaults = {m.path: self._default(m.path, m.at(0)) for m in space.models}
         self.bases = {
             name: digest(repr(list(walk(load_target(name)))))
@@ -505,7 +507,7 @@ class Sweep:
     def run(self, engine: Engine, advance: Callable[[int], None] = lambda n: None) -> Done:
         """Computes what is missing; `advance` is told of points that are there."""
         there = 0
-        left: list[Part] = []
+        left: list[ResultFile] = []
         every = list(parts_of(self.space))
         for part in every:
             if (self.folder / part.name).exists():
@@ -521,16 +523,18 @@ class Sweep:
         total = {name: sum(c[name] for c in counts) for name in ("points", "without", "unfit")}
         return Done(there=there, **total)
 
-    def _block(self, parts: Sequence[Part], engine: Engine, advance: Callable[[int], None]) -> None:
+    def _block(
+        self, parts: Sequence[ResultFile], engine: Engine, advance: Callable[[int], None]
+    ) -> None:
         first, count = parts[0].first, parts[0].jobs
         jobs = tuple(self.job(i) for i in range(first, first + count))
         texts = self._texts(jobs, parts, engine)
         key = digest(str(first), str(count), json.dumps(self.identity))
         block = engine.share(Block(key, first, jobs, texts, self.loading))
         keys = list(dict.fromkeys(k for some in texts for x in some.values() for k in keys_of(x)))
-        devices: dict[Part, str] = {}
+        devices: dict[ResultFile, str] = {}
 
-        def tasks() -> Iterator[tuple[Part, tuple[Any, ...]]]:
+        def tasks() -> Iterator[tuple[ResultFile, tuple[Any, ...]]]:
             for part in parts:
                 numbers = range(part.column, part.column + part.columns)
                 columns = [self.space.column(i) for i in numbers]
@@ -545,12 +549,12 @@ class Sweep:
             write_whole(self.folder / part.name, data)
             advance(part.points)
 
-    def _device(self, column: Column) -> str:
+    def _device(self, column: Site) -> str:
         """What tells a device's numbers from all others: those of its base, and those set."""
         return self.bases[column.target] + column.name.removeprefix(column.target)
 
     def _texts(
-        self, jobs: Sequence[Job], parts: Sequence[Part], engine: Engine
+        self, jobs: Sequence[Job], parts: Sequence[ResultFile], engine: Engine
     ) -> tuple[dict[str, str], ...]:
         """The programs of jobs, by variant: of the store, or lowered and kept there."""
         variants = {
@@ -570,7 +574,7 @@ class Sweep:
             found |= new
         return tuple({v: found[keys[job, v]] for v in variants[job.profile]} for job in jobs)
 
-    def _variants(self, profile: str, parts: Sequence[Part]) -> dict[str, str]:
+    def _variants(self, profile: str, parts: Sequence[ResultFile]) -> dict[str, str]:
         """What a stack makes for the devices of some parts, each with a device that it is for."""
         if not _depends(profile):
             return {variant_of(profile, load_target(name)): name for name in self.bases}
@@ -589,10 +593,12 @@ class Sweep:
         profile = repr(list(walk(load_profile(job.profile))))
         return digest(*texts, profile, repr(self.loading.options), variant)
 
-    def _plans(self, parts: Sequence[Part], engine: Engine, advance: Callable[[int], None]) -> None:
+    def _plans(
+        self, parts: Sequence[ResultFile], engine: Engine, advance: Callable[[int], None]
+    ) -> None:
         plans = [(self.space.devices + i, plan) for i, plan in enumerate(self.space.plans)]
 
-        def tasks() -> Iterator[tuple[Part, tuple[Any, ...]]]:
+        def tasks() -> Iterator[tuple[ResultFile, tuple[Any, ...]]]:
             for part in parts:
                 jobs = [(i, self.job(i)) for i in range(part.first, part.first + part.jobs)]
                 yield part, (jobs, plans, self.loading, self.space)

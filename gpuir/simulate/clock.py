@@ -30,7 +30,7 @@ from gpuir.simulate.launches import (
 )
 from gpuir.simulate.overlap import overlapped
 from gpuir.simulate.spans import HOST, Marks, Span
-from gpuir.simulate.streams import Job, Shared, busy, share_device
+from gpuir.simulate.streams import StreamJob, StreamTimes, busy, share_device
 from gpuir.targets.profile import Host, Profile
 
 Number = Any  # float | np.ndarray, of which pyright knows no common arithmetic
@@ -39,7 +39,7 @@ ENDLESS = 1 << 62
 
 
 @dataclass(frozen=True)
-class Kernels:
+class KernelTimes:
     """What differs between devices: seconds of each kernel, by its place, and the part of the
     device that a launch fills, which counts where several streams run. The host takes `host` times
     as long as its profile says; `link` is the bytes a second of its bus, None where there is none.
@@ -114,7 +114,7 @@ class Script:
             self.stretches[key] = _stretch(self.profile.host, items, at)
         return self.stretches[key]
 
-    def run(self, kernels: Kernels) -> Ran[Any]:
+    def run(self, kernels: KernelTimes) -> Ran[Any]:
         """Each kernel starts when it has been launched and the one before it on its stream has
         ended. Copies go through memory that is not pinned: the host waits for each."""
         clock, copies = _Clock(self, kernels), self.profile.copies
@@ -158,12 +158,12 @@ class Script:
 # ---- what the host does ------------------------------------------------------------------------
 
 
-class _Loop(NamedTuple):
+class _ClockLoop(NamedTuple):
     loop: Repeat
     body: tuple[_Part, ...]
 
 
-_Part = tuple[Launch, ...] | _Loop
+_Part = tuple[Launch, ...] | _ClockLoop
 
 
 def _parts(found: Iterable[Found], waits: bool) -> Iterator[_Part]:
@@ -173,7 +173,7 @@ def _parts(found: Iterable[Found], waits: bool) -> Iterator[_Part]:
         items: list[Launch] = []
         for x in some:
             if isinstance(x, Repeat):
-                yield _Loop(x, tuple(_parts(x.body, waits)))
+                yield _ClockLoop(x, tuple(_parts(x.body, waits)))
             elif isinstance(x, Branch):
                 yield from _parts(x.sides[0], waits)
             else:
@@ -276,7 +276,7 @@ class _Clock:
     launches are.
     """
 
-    def __init__(self, script: Script, kernels: Kernels):
+    def __init__(self, script: Script, kernels: KernelTimes):
         host = script.profile.host
         self.script, self.host, self.bounded, self.kernels = script, host, script.bounded, kernels
         self.scale, self.most = kernels.host, _most(kernels.host)
@@ -326,7 +326,7 @@ class _Clock:
 
     def go(self, parts: Iterable[_Part]) -> None:
         for part in parts:
-            if isinstance(part, _Loop):
+            if isinstance(part, _ClockLoop):
                 self._repeat(part)
                 continue
             if part[0].lane != self.at.lane:
@@ -378,7 +378,7 @@ class _Clock:
     def _moment(self) -> _Moment:
         return _Moment(self.now, self.free, self.device_s)
 
-    def _repeat(self, part: _Loop) -> None:
+    def _repeat(self, part: _ClockLoop) -> None:
         """Trips, until two in a row moved host and device on by the same: so do all the rest. Of a
         loop within a loop, so do its runs as a whole, in a row or with what they began with the
         same; one in which the host never waited need not be seen twice. So each level is run a few
@@ -405,7 +405,7 @@ class _Clock:
         queued = len(self.pending) - bisect_right(self.pending, self.now)
         return id(loop), round(self.free - self.now, 10), queued, self.at
 
-    def _trips(self, part: _Loop) -> None:
+    def _trips(self, part: _ClockLoop) -> None:
         loop, before = part.loop, None
         outside_s = self.at.next_s
         if loop.inner and self.host.library_s is not None:
@@ -464,14 +464,14 @@ class _Clock:
             traffic.append(Traffic(group, len(own), total, min(waited, total)))
         return tuple(traffic)
 
-    def _jobs(self) -> list[Job]:
+    def _jobs(self) -> list[StreamJob]:
         made, marks = self.kernels, self.marks
         return [
-            Job(begin + marks.launch_s, made.seconds[x.kernel], made.share(x), x.after)
+            StreamJob(begin + marks.launch_s, made.seconds[x.kernel], made.share(x), x.after)
             for begin, x in zip(marks.begins, self.launches, strict=True)
         ]
 
-    def _placed(self, shared: Shared) -> None:
+    def _placed(self, shared: StreamTimes) -> None:
         self.marks.starts[:] = shared.starts
         self.marks.ends[:] = shared.ends
         self.marks.causes[:] = shared.causes

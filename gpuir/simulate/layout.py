@@ -43,7 +43,7 @@ class Moment(NamedTuple):
     locs: tuple[Loc, ...]
 
 
-class Storage(NamedTuple):
+class Allocation(NamedTuple):
     """What one allocation holds: the value it is made for (workspace has none), its kind and its
     bytes. Of the workspace of a `kernel`, a place among those whose tiles are given, that is `each`
     for every block that shares a sum where several do."""
@@ -63,12 +63,12 @@ class Storage(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Layout:
+class MemoryLayout:
     """Allocations of a graph. `events` are places of storages in order: i where that is allocated,
     ~i where it is freed. `tops` says for each moment how many events have been by then. Sizes are
     multiples of `block`."""
 
-    storages: tuple[Storage, ...] = ()
+    storages: tuple[Allocation, ...] = ()
     events: tuple[int, ...] = ()
     tops: tuple[int, ...] = ()
     moments: tuple[Moment, ...] = ()
@@ -80,7 +80,7 @@ class Layout:
         return sorted({x.kernel for x in self.storages if x.each})
 
     def sizes(self, splits: Mapping[int, int], pool_bytes: int) -> tuple[int, ...]:
-        """Bytes of each storage with the tiles of a device: see `Storage.sized`."""
+        """Bytes of each storage with the tiles of a device: see `Allocation.sized`."""
         sizes = tuple(rounded(x.sized(splits, pool_bytes), self.block) for x in self.storages)
         made = sum(sizes[i] for i in self.events if i >= 0)
         if made > UNLIMITED:
@@ -103,11 +103,11 @@ class Layout:
 
 def layout_of(
     graph: Graph, place: Place, block: int = BLOCK, spent: Collection[str] = ()
-) -> Layout:
+) -> MemoryLayout:
     """The allocations of a graph: see `memory`. `place` gives the place of a kernel among those
     whose tiles are given, `FIXED` of one without a tile. Of a branch the side counts that takes
     more where no blocks share sums."""
-    walk = _Walk(place, block, {})
+    walk = _AllocationWalk(place, block, {})
     walk.run(graph, spent)
     return walk.layout()
 
@@ -121,7 +121,7 @@ class _Stored:
     come."""
 
     id: int
-    storage: Storage
+    storage: Allocation
     resident: bool
     refs: int = 0
     live: bool = False
@@ -130,7 +130,7 @@ class _Stored:
 Held = dict[Value, _Stored]
 
 
-class _Walk:
+class _AllocationWalk:
     """Runs graphs in their order and notes what is allocated and freed. `peaks` has, by identity,
     the most that a branch takes when it runs alone: found once, whoever asks."""
 
@@ -151,22 +151,22 @@ class _Walk:
         self.moment((), ())
         self.graph(graph, (), held)
 
-    def layout(self) -> Layout:
+    def layout(self) -> MemoryLayout:
         storages = tuple(x.storage for x in self.storages)
-        return Layout(
+        return MemoryLayout(
             storages, tuple(self.events), tuple(self.tops), tuple(self.moments), self.block
         )
 
     # -- storages
 
-    def make(self, storage: Storage, resident: bool = False) -> _Stored:
+    def make(self, storage: Allocation, resident: bool = False) -> _Stored:
         """A storage that is not allocated yet."""
         self.storages.append(_Stored(len(self.storages), storage, resident))
         return self.storages[-1]
 
     def make_for(self, value: Value, graph: Graph, resident: bool = False) -> _Stored:
         kind = KIND_OF[graph.role_of(value)]
-        return self.make(Storage(value.name, kind, value.type.nbytes), resident)
+        return self.make(Allocation(value.name, kind, value.type.nbytes), resident)
 
     def allocate(self, storage: _Stored) -> _Stored:
         storage.live = True
@@ -189,7 +189,7 @@ class _Walk:
     def graph(self, graph: Graph, path: tuple[str, ...], held: Held) -> None:
         """Runs a graph. `held` has the storages of its inputs and params, and at the end those of
         everything; outputs are still referred to."""
-        run = _Run(graph, held)
+        run = _RunningGraph(graph, held)
         for value in dict.fromkeys((*graph.inputs, *graph.params)):
             held[value].refs += run.uses[value]
         self.free([held[v] for v in graph.inputs])
@@ -208,7 +208,7 @@ class _Walk:
                 held[value].refs -= 1
             self.free([held[v] for v in (*operands, *node.results)])
 
-    def launch(self, nodes: list[Node], path: tuple[str, ...], run: _Run) -> None:
+    def launch(self, nodes: list[Node], path: tuple[str, ...], run: _RunningGraph) -> None:
         """Nodes of one launch, or of one operator that runs alone: what passes between its steps
         in registers is never stored."""
         made: dict[_Stored, Op] = {}
@@ -234,7 +234,7 @@ class _Walk:
                 self.allocate(storage)
         if not self.has_pool and any(node.op.contraction for node in nodes):
             self.has_pool = True
-            self.allocate(self.make(Storage("", "workspace", 0, POOL), resident=True))
+            self.allocate(self.make(Allocation("", "workspace", 0, POOL), resident=True))
         extra = self.workspace(nodes)
         self.moment((*path, nodes[-1].results[0].name), nodes[-1].locs)
         self.free([*extra, *read, *made])
@@ -244,12 +244,14 @@ class _Walk:
         once, twice = (sum(n.op.workspace_bytes(split) for n in nodes) for split in (1, 2))
         if not once and not twice:
             return []
-        storage = Storage("", "workspace", once)
+        storage = Allocation("", "workspace", once)
         if once != twice:
             storage = storage._replace(kernel=self.place(nodes[-1]), each=twice // 2)
         return [self.allocate(self.make(storage))]
 
-    def loop(self, node: Node, op: t.Loop, here: tuple[str, ...], run: _Run) -> list[Value]:
+    def loop(
+        self, node: Node, op: t.Loop, here: tuple[str, ...], run: _RunningGraph
+    ) -> list[Value]:
         """One trip, a later one where there are several: what it starts from is the last trip's.
         Gives the operands that the loop still holds after it."""
         number, *inputs = op.body.inputs
@@ -279,13 +281,13 @@ class _Walk:
     def peak(self, branch: Graph) -> int:
         """The most that a branch takes when it runs alone."""
         if id(branch) not in self.peaks:
-            alone = _Walk(self.place, self.block, self.peaks)
+            alone = _AllocationWalk(self.place, self.block, self.peaks)
             alone.has_pool = True
             alone.run(branch)
             self.peaks[id(branch)] = alone.layout().peak_bytes
         return self.peaks[id(branch)]
 
-    def cond(self, node: Node, op: t.Cond, here: tuple[str, ...], run: _Run) -> None:
+    def cond(self, node: Node, op: t.Cond, here: tuple[str, ...], run: _RunningGraph) -> None:
         """The branch that takes more."""
         self.moment(here, node.locs)
         branch = max((op.then, op.orelse), key=self.peak)
@@ -319,7 +321,7 @@ def _launches(graph: Graph) -> Iterator[list[Node]]:
         yield [node for _, node in group]
 
 
-class _Run:
+class _RunningGraph:
     """One graph while it runs: who holds what, and what shares storage."""
 
     def __init__(self, graph: Graph, held: Held):

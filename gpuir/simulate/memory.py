@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from gpuir.ir.door import TEXT, many, of_type, takes, whole
 from gpuir.ir.graph import GRAPH, Graph, Node
-from gpuir.simulate.layout import FIXED, MEMORY_KINDS, Layout, MemoryKind, Moment, layout_of
+from gpuir.simulate.layout import FIXED, MEMORY_KINDS, MemoryKind, MemoryLayout, Moment, layout_of
 from gpuir.stacks.allocators import BLOCK, UNLIMITED, find_allocator, reserved_beside
 from gpuir.targets.profile import Profile, profile_of
 from gpuir.targets.target import Target
@@ -41,7 +41,7 @@ class Memory:
     (`sizes`). `allocator` is that of the stack, and `available_bytes` what the device has for it,
     if there is a device."""
 
-    layout: Layout
+    layout: MemoryLayout
     sizes: tuple[int, ...]
     available_bytes: int | None = None
     allocator: str = "caching"
@@ -183,7 +183,7 @@ def room(profile: Profile, target: Target | None) -> tuple[int, int | None]:
 
 
 def sized(
-    layout: Layout, splits: Mapping[int, int], profile: Profile, room: tuple[int, int | None]
+    layout: MemoryLayout, splits: Mapping[int, int], profile: Profile, room: tuple[int, int | None]
 ) -> Memory:
     """An allocation's memory on a device that has such `room`, under the tiles that it gives: of
     each kernel, how many blocks share a sum."""

@@ -188,7 +188,7 @@ def last_passes(order: Order) -> frozenset[Task]:
 # ---- when --------------------------------------------------------------------------------------
 
 
-class Link(NamedTuple):
+class PathTask(NamedTuple):
     """A task of the critical path. It began because of the one before it in the path: on the same
     rank, or on another, whose result took `sent_s` to come."""
 
@@ -260,21 +260,21 @@ class Pipelined:
         return tuple(most_in_flight(order) for order in self.orders)
 
     @cached_property
-    def critical(self) -> tuple[Link, ...]:
+    def critical(self) -> tuple[PathTask, ...]:
         """The chain of tasks that decides the end, from first to last: they and what travels
         between them take the whole time."""
         ranks = len(self.orders)
         places = [{task: i for i, task in enumerate(order)} for order in self.orders]
         rank = max(range(ranks), key=lambda r: self.ends[r][-1])
         at: tuple[int, int] | None = (rank, len(self.orders[rank]) - 1)
-        found: list[Link] = []
+        found: list[PathTask] = []
         while at is not None:
             rank, i = at
             task, start = self.orders[rank][i], self.starts[rank][i]
             at, sent = ((rank, i - 1) if i else None), 0.0
             if start > (self.ends[rank][i - 1] if i else 0.0):
                 at, sent = self._waited_for(rank, task, places)
-            found.append(Link(rank, task, start, self.ends[rank][i], sent))
+            found.append(PathTask(rank, task, start, self.ends[rank][i], sent))
         return tuple(reversed(found))
 
     def _waited_for(

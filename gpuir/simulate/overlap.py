@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from gpuir.simulate.streams import Job, Shared
+from gpuir.simulate.streams import StreamJob, StreamTimes
 
 COMPUTE = 0  # the lane of kernels; each group of ranks has a lane of its own behind it
 LEAST_RATE = 0.1  # of compute, beside collectives that would leave it nothing. Assumed
@@ -16,7 +16,7 @@ class Overlap(NamedTuple):
     """When jobs ran, and of each lane but the first how long compute waited for it: its exposed
     part."""
 
-    shared: Shared
+    shared: StreamTimes
     exposed_s: tuple[float, ...]
 
 
@@ -28,7 +28,7 @@ def rate_beside(taken: float, share: float) -> float:
     return max((1.0 - taken) / share, LEAST_RATE)
 
 
-def overlapped(jobs: Sequence[Job], lanes: Sequence[int], count: int) -> Overlap:
+def overlapped(jobs: Sequence[StreamJob], lanes: Sequence[int], count: int) -> Overlap:
     """Jobs in order on each of `count` lanes, each after those it waits for.
 
     Collectives run at their own pace: links are what they need. While they run, they hold a `share`
@@ -96,4 +96,4 @@ def overlapped(jobs: Sequence[Job], lanes: Sequence[int], count: int) -> Overlap
         if before[lane] >= 0 and ends[before[lane]] == last and last > after:
             waited[lane] += last - after
             break
-    return Overlap(Shared(starts, ends, list(lanes), causes), tuple(waited[1:]))
+    return Overlap(StreamTimes(starts, ends, list(lanes), causes), tuple(waited[1:]))

@@ -61,7 +61,7 @@ class Tenant:
 
 
 @dataclass(frozen=True)
-class Common:
+class SharedResources:
     """What tenants have in common: `limits` of the resources that have another one than 1, the
     share of the time that is lost where several have one in time slices (`switch_share`), and the
     watts that each board has for arithmetic. A clock slows with the power that is missing, to
@@ -113,7 +113,7 @@ class Speed:
     lost: Mapping[str, float]
 
 
-def speeds(running: Sequence[Tenant], common: Common) -> tuple[Speed, ...]:
+def speeds(running: Sequence[Tenant], common: SharedResources) -> tuple[Speed, ...]:
     """How fast tenants run that run at once: the least stretch of each resource with which all
     find room, found by one resource after another until none changes."""
     if not running:
@@ -145,7 +145,9 @@ def speeds(running: Sequence[Tenant], common: Common) -> tuple[Speed, ...]:
     return tuple(found)
 
 
-def _clocks(running: Sequence[Tenant], times: Sequence[float], common: Common) -> dict[str, float]:
+def _clocks(
+    running: Sequence[Tenant], times: Sequence[float], common: SharedResources
+) -> dict[str, float]:
     """The clock of each board whose power does not feed all that run on it, of the full one."""
     wanted: dict[str, float] = {}
     for x, time in zip(running, times, strict=True):
@@ -172,7 +174,7 @@ def _stretched(needs: NDArray[np.float64], others: NDArray[np.float64], limit: f
 
 
 def simulate(
-    tenants: Sequence[Tenant], common: Common, *, requests: int = 2000, seed: int = 0
+    tenants: Sequence[Tenant], common: SharedResources, *, requests: int = 2000, seed: int = 0
 ) -> tuple[Served, ...]:
     """Runs all tenants beside each other until each with a rate had so many requests, and each
     closed loop a tenth of that; UsageError without SimPy."""
@@ -197,7 +199,12 @@ class _Simulation:
     a request that begins one; the end that was foreseen before is stale then, and passed over."""
 
     def __init__(
-        self, simpy: Any, tenants: Sequence[Tenant], common: Common, requests: int, seed: int
+        self,
+        simpy: Any,
+        tenants: Sequence[Tenant],
+        common: SharedResources,
+        requests: int,
+        seed: int,
     ):
         self.env: Any = simpy.Environment()
         self.tenants, self.common = tenants, common

@@ -31,7 +31,7 @@ LITTLE = 0.75  # of products: about 2/3 are those between the layers of a block'
 
 
 @dataclass(frozen=True)
-class Run:
+class GraphRun:
     """A graph that a rank runs so many `times` in a step: its costed kernels, and when they run.
 
     Where ranks that run it have several kinds of GPU this is the slowest, and `quicker` are the
@@ -42,7 +42,7 @@ class Run:
     times: int
     graph: Graph = field(repr=False)
     timeline: Timeline = field(repr=False)
-    quicker: tuple[Run, ...] = field(default=(), repr=False)
+    quicker: tuple[GraphRun, ...] = field(default=(), repr=False)
 
     @property
     def gpu(self) -> str:
@@ -66,14 +66,14 @@ class Where:
 
 
 @dataclass(frozen=True)
-class Part:
+class RankPart:
     """What ranks that are alike do in a step: those that have the same layers of a pipeline, all of
     them where there is none. `holds` are the bytes of one of them at its peak, by kind;
     `held_bytes` is what its allocator takes for them, of the device's `available_bytes`: of several
     kinds of GPU, that with least to spare. `where` are the ranks, by kind.
     """
 
-    runs: tuple[Run, ...]
+    runs: tuple[GraphRun, ...]
     holds: tuple[tuple[str, int], ...]
     held_bytes: int
     available_bytes: int
@@ -118,12 +118,12 @@ class Stage:
     """A part of a pipeline, to be run: its passes by name, and the seconds in which gradients of
     weights that several parts have are added up over these."""
 
-    runs: Mapping[str, Run]
+    runs: Mapping[str, GraphRun]
     shared_s: float = 0.0
 
 
 @dataclass(frozen=True)
-class Shared:
+class SharedByTp:
     """What ranks of tp share out: so much of the weights' bytes, and of the flops of the model's
     products. The rest each of them has, and does, whole."""
 
@@ -160,7 +160,7 @@ class Step:
     parallel: Parallel
     profile: Profile
     time_s: float
-    parts: tuple[Part, ...]
+    parts: tuple[RankPart, ...]
     flops: int
     peak_flops_per_s: float
     params: int
@@ -170,7 +170,7 @@ class Step:
     assumed: tuple[str, ...] = ()
     felt_s: float = 0.0
     again_s: float = 0.0
-    tp_shared: Shared | None = None
+    tp_shared: SharedByTp | None = None
     to_fit: tuple[ToFit, ...] = ()
 
     def __repr__(self) -> str:
@@ -187,7 +187,7 @@ class Step:
         )
 
     @property
-    def slowest(self) -> Part:
+    def slowest(self) -> RankPart:
         return max(self.parts, key=lambda part: part.kernels_s)
 
     @property
@@ -201,7 +201,7 @@ class Step:
         return min(part.available_bytes - part.held_bytes for part in self.parts)
 
     @property
-    def fullest(self) -> Part:
+    def fullest(self) -> RankPart:
         """The part whose ranks hold most memory."""
         return max(self.parts, key=lambda part: part.held_bytes)
 
@@ -231,10 +231,10 @@ class Step:
         """Whether ranks have several kinds of GPU."""
         return len({x.gpu for part in self.parts for x in part.where}) > 1
 
-    def run_of(self, rank: int, task: Task) -> Run:
+    def run_of(self, rank: int, task: Task) -> GraphRun:
         """What runs on a rank of the pipeline as that task, or is waited for."""
         assert self.pipelined is not None
-        chunks: list[dict[str, Run]] = []
+        chunks: list[dict[str, GraphRun]] = []
         for run in self.parts[rank].runs:
             if run.name == "forward":
                 chunks.append({})
@@ -257,7 +257,7 @@ class Step:
         return self.flops / (self.time_s * self.peak_flops_per_s) if self.time_s else 0.0
 
 
-def slowest_of(runs: Sequence[Run]) -> Run:
+def slowest_of(runs: Sequence[GraphRun]) -> GraphRun:
     """Of runs of one graph on several kinds of GPU the slowest, with the others."""
     slowest = max(runs, key=lambda run: run.timeline.time_s)
     return replace(slowest, quicker=tuple(run for run in runs if run is not slowest))
@@ -272,11 +272,11 @@ class _Again:
         default_factory=dict[tuple[int, Cause], Timeline]
     )
 
-    def run(self, x: Run, cause: Cause) -> Run:
+    def run(self, x: GraphRun, cause: Cause) -> GraphRun:
         """The run without a cause, on the GPU that is then the slowest."""
         return slowest_of([replace(y, timeline=self.line(y, cause)) for y in (x, *x.quicker)])
 
-    def line(self, x: Run, cause: Cause) -> Timeline:
+    def line(self, x: GraphRun, cause: Cause) -> Timeline:
         place = id(x.graph)
         if (place, cause) not in self.found:
             if place not in self.graphs:
@@ -301,7 +301,7 @@ class _Again:
 def part_times(stages: Iterable[Stage], end: int | None = None) -> list[PartTimes]:
     """Seconds of the passes of each part, at one end of their intervals."""
 
-    def seconds(run: Run | None) -> float:
+    def seconds(run: GraphRun | None) -> float:
         if run is None:
             return 0.0
         if end is None or run.timeline.interval is None:
@@ -326,7 +326,7 @@ def part_times(stages: Iterable[Stage], end: int | None = None) -> list[PartTime
     return found
 
 
-def _last_pass(runs: Mapping[str, Run], end: int | None) -> LastPass | None:
+def _last_pass(runs: Mapping[str, GraphRun], end: int | None) -> LastPass | None:
     if "last" not in runs:
         return None
     return last_pass(runs["last"], runs.get("weights") or runs["backward"], end)
@@ -335,7 +335,7 @@ def _last_pass(runs: Mapping[str, Run], end: int | None) -> LastPass | None:
 # ---- the pass of the last microbatch, with sums of gradients beside it ---------------------------
 
 
-def last_pass(run: Run, plain: Run, end: int | None = None) -> LastPass:
+def last_pass(run: GraphRun, plain: GraphRun, end: int | None = None) -> LastPass:
     """Of a pass with sums of gradients, when its kernels are done, and the host as in the `plain`
     pass without sums, and when its sums are; at one `end` of the intervals, off alike."""
     line, names = run.timeline, {v.name for v in k.sums_of_gradients(run.graph)}
@@ -362,10 +362,10 @@ def last_pass(run: Run, plain: Run, end: int | None = None) -> LastPass:
     return LastPass(by * done, tuple(found.values()), beside / alone if alone else 1.0)
 
 
-def exposed(runs: Sequence[Run], sums_s: float) -> tuple[Run, ...]:
+def exposed(runs: Sequence[GraphRun], sums_s: float) -> tuple[GraphRun, ...]:
     """A rank's runs, with what it waits for sums behind all its passes, `sums_s`, in place of what
     each last pass would by itself: they run beside passes that follow."""
-    found: list[Run] = []
+    found: list[GraphRun] = []
     for run in runs:
         own = last_pass(run, plain=found[-1]) if run.name == "last" else None
         if own and own.sums:
@@ -381,7 +381,7 @@ def exposed(runs: Sequence[Run], sums_s: float) -> tuple[Run, ...]:
     return tuple(found)
 
 
-def beside(parts: Sequence[Part], habits: Habits | None) -> tuple[float, float]:
+def beside(parts: Sequence[RankPart], habits: Habits | None) -> tuple[float, float]:
     """What the habits of a stack add to the step of the part that is busy longest: seconds of
     hidden collectives that are felt all the same, and of what is run again for nobody."""
     if habits is None:
@@ -394,7 +394,7 @@ def beside(parts: Sequence[Part], habits: Habits | None) -> tuple[float, float]:
 NUMBERED = re.compile(r"(?<=[./:])\d+(?=[./]|$)")  # the number of a layer, in the path of a module
 
 
-def _again_s(parts: Sequence[Part], own: Part) -> float:
+def _again_s(parts: Sequence[RankPart], own: RankPart) -> float:
     """What the last products of blocks take in the forward pass, of blocks that are run again but
     for that product."""
     again: set[str] = set()
@@ -418,7 +418,7 @@ def _again_s(parts: Sequence[Part], own: Part) -> float:
     return sum(once[x[0]] for block, x in left.items() if len(x) == 1 and block in blocks)
 
 
-def _passes(runs: Sequence[Run]) -> Sequence[Run]:
+def _passes(runs: Sequence[GraphRun]) -> Sequence[GraphRun]:
     """The runs that are of one microbatch."""
     apart = [r for r in runs if r.name in ("microbatch", "forward", "backward", "weights")]
     return apart or runs
@@ -433,7 +433,7 @@ def model_flops(graph: Graph) -> int:
     )
 
 
-def shared_by_tp(graph: Graph, cut: Graph, ranks: int) -> Shared:
+def shared_by_tp(graph: Graph, cut: Graph, ranks: int) -> SharedByTp:
     """What a cut over so many ranks of tp shares out of a graph."""
     parts = {name for name, cut in cut.cuts if cut.group == "tp"}
     quantised = (v for v in graph.params if graph.role_of(v) == "buffer" and v.type.dtype.bits <= 8)
@@ -441,13 +441,13 @@ def shared_by_tp(graph: Graph, cut: Graph, ranks: int) -> Shared:
     total = sum(v.type.nbytes for v in weights)
     each, all = model_flops(cut), model_flops(graph)
     flops = (1 - each / all) / (1 - 1 / ranks) if all else 0.0
-    return Shared(
+    return SharedByTp(
         weights=sum(v.type.nbytes for v in weights if v.name in parts) / total if total else 0.0,
         flops=min(max(flops, 0.0), 1.0),  # words that a vocabulary is padded with are flops too
     )
 
 
-def whole_step(graph: Graph, profile: Profile, microbatches: int, zero: int) -> Iterator[Run]:
+def whole_step(graph: Graph, profile: Profile, microbatches: int, zero: int) -> Iterator[GraphRun]:
     """What each rank runs where there is no pipeline: microbatches, whose gradients are added up,
     and the last of them with the sums over ranks and the update. With ZeRO from stage 2 on,
     gradients are summed of each."""
@@ -455,8 +455,8 @@ def whole_step(graph: Graph, profile: Profile, microbatches: int, zero: int) -> 
     if microbatches > 1:
         before = one_microbatch(graph, zero)
         run = timeline(before, replace(profile, copies=None))
-        yield Run("microbatch", microbatches - 1, before, run)
-    yield Run("last microbatch" if microbatches > 1 else "step", 1, graph, last)
+        yield GraphRun("microbatch", microbatches - 1, before, run)
+    yield GraphRun("last microbatch" if microbatches > 1 else "step", 1, graph, last)
 
 
 def one_microbatch(graph: Graph, zero: int) -> Graph:
@@ -509,12 +509,12 @@ def _once_a_step(node: Node, zero: int) -> bool:
     return node.op.collective.fn == "all_reduce" and node.op.collective.group != "tp"
 
 
-def total_s(runs: Iterable[Run]) -> float:
+def total_s(runs: Iterable[GraphRun]) -> float:
     """Runs one after another."""
     return sum(r.times * r.timeline.time_s for r in runs)
 
 
-def interval_of(runs: Sequence[Run]) -> tuple[float, float] | None:
+def interval_of(runs: Sequence[GraphRun]) -> tuple[float, float] | None:
     """Between what all together lie in 80 % of cases, off alike."""
     ends = [r.timeline.interval for r in runs]
     if not ends or any(end is None for end in ends):

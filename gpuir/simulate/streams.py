@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 
-class Job(NamedTuple):
+class StreamJob(NamedTuple):
     """A kernel that the host has launched at `arrives_s`, and that would take `work_s` alone,
     filling `share` of the device; it starts after the jobs `after` have ended."""
 
@@ -17,7 +17,7 @@ class Job(NamedTuple):
     after: tuple[int, ...]
 
 
-class Shared(NamedTuple):
+class StreamTimes(NamedTuple):
     """When each job starts and ends, on which stream, and which job it waited for (-1: none)."""
 
     starts: list[float]
@@ -26,7 +26,7 @@ class Shared(NamedTuple):
     causes: list[int]
 
 
-def assigned(jobs: Sequence[Job], streams: int) -> list[int]:
+def assigned(jobs: Sequence[StreamJob], streams: int) -> list[int]:
     """The stream of each job: behind one that it waits for, if that is still the last of its
     stream, else the stream that was given a job longest ago. Times play no part, so that a stream
     is no more chosen by chance than a captured graph's branch is."""
@@ -40,7 +40,7 @@ def assigned(jobs: Sequence[Job], streams: int) -> list[int]:
     return found
 
 
-def share_device(jobs: Sequence[Job], streams: int) -> Shared:
+def share_device(jobs: Sequence[StreamJob], streams: int) -> StreamTimes:
     """When each job runs. Those on one stream run in order. Those that run at once do not slow each
     other down as long as their shares fill the device at most; beyond, all slow down by the same
     factor.
@@ -81,7 +81,7 @@ def share_device(jobs: Sequence[Job], streams: int) -> Shared:
             if (i == first and t == finish) or left[i] <= 0:
                 del left[i]
                 ends[i], done[i] = t, True
-    return Shared(starts, ends, stream_of, causes)
+    return StreamTimes(starts, ends, stream_of, causes)
 
 
 def busy(starts: Sequence[float], ends: Sequence[float]) -> float:

@@ -10,7 +10,7 @@ from gpuir.ir.door import of_type, takes
 from gpuir.ir.graph import GRAPH, Graph, Level, Node, check_level
 from gpuir.ir.notes import Cost
 from gpuir.ops import kernel as k
-from gpuir.simulate.clock import Kernels, Number, Ran, Script
+from gpuir.simulate.clock import KernelTimes, Number, Ran, Script
 from gpuir.simulate.launches import (
     Found,
     Launch,
@@ -132,7 +132,7 @@ class Prepared:
         def share(x: Launch) -> float:
             return share_of(x, self.costs)
 
-        ran = self.script.run(Kernels(seconds, share, host, self.link))
+        ran = self.script.run(KernelTimes(seconds, share, host, self.link))
         return Timeline(**vars(ran), profile=self.script.profile, costs=self.costs)
 
     @property

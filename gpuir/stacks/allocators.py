@@ -7,7 +7,7 @@ from bisect import bisect_left, insort
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 
-from gpuir.plugins import Lazy, find_named
+from gpuir.plugins import LazyTable, find_named
 from gpuir.targets.target import Target
 
 Events = Iterable[tuple[int, int]]
@@ -50,7 +50,7 @@ def planned(events: Events, weights: Collection[int], limit: int) -> int:
     return peak
 
 
-ALLOCATORS: Mapping[str, Reserved] = Lazy(
+ALLOCATORS: Mapping[str, Reserved] = LazyTable(
     {
         "caching": "gpuir.stacks.allocators:caching",
         "arena": "gpuir.stacks.allocators:arena",

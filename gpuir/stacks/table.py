@@ -12,13 +12,13 @@ from gpuir.ir.door import CALLED, PATH, TEXT, named, of_type, takes
 from gpuir.passes.annotate import Annotate
 from gpuir.passes.manager import Pass, Pipeline, make_pass
 from gpuir.passes.tile import TilePass
-from gpuir.plugins import Lazy, find_named
+from gpuir.plugins import LazyTable, find_named
 from gpuir.text import parse_passes
 
 if TYPE_CHECKING:
     from gpuir.cost.table import Predictor
 
-PASSES: Mapping[str, type[Pass]] = Lazy(
+PASSES: Mapping[str, type[Pass]] = LazyTable(
     {
         "convert": "gpuir.passes.convert:Convert",
         "extend": "gpuir.passes.convert:Extend",
@@ -32,7 +32,7 @@ PASSES: Mapping[str, type[Pass]] = Lazy(
         "autodiff": "gpuir.passes.autodiff:Autodiff",
         "accumulate": "gpuir.passes.accumulate:Accumulate",
         "optimizer": "gpuir.passes.optimizer:Optimizer",
-        "shard": "gpuir.passes.shard.shard:Shard",
+        "shard": "gpuir.passes.shard.shard:ShardPass",
         "microbatch": "gpuir.passes.microbatch:Microbatch",
         "math_attention": "gpuir.stacks.pytorch.math_attention:MathAttention",
         "experts_apart": "gpuir.stacks.pytorch.experts_apart:ExpertsApart",
@@ -53,7 +53,7 @@ PASSES: Mapping[str, type[Pass]] = Lazy(
         "fuse_loops": "gpuir.stacks.inductor.loops.fuse:FuseLoops",
         "cache_writes": "gpuir.stacks.serving.cache_writes:CacheWrites",
         "widen": "gpuir.passes.widen:Widen",
-        "legalize": "gpuir.stacks.legalize:Legalize",
+        "legalize": "gpuir.stacks.legalize:LegalizeForStack",
         "bucket": "gpuir.passes.bucket:Bucket",
         "engine_kernels": "gpuir.stacks.serving.kernels:EngineKernels",
         "tile": "gpuir.passes.tile:TilePass",

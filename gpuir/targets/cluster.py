@@ -26,7 +26,7 @@ from gpuir.targets.spec import (
     slug,
     unknown,
 )
-from gpuir.targets.target import Quantity, Sourced, Table, Target
+from gpuir.targets.target import FrozenTable, Quantity, Sourced, Target
 
 TOPOLOGIES = ("switch", "mesh", "ring", "bridge", "pcie", "host", "fabric")
 # What a technology begins with; its generation, lanes or rate follow: "NVLink 4", "RoCE 400GbE".
@@ -34,14 +34,14 @@ TECHNOLOGIES = (
     *("NVLink", "Infinity Fabric", "Xe Link", "PCIe", "CXL"),
     *("InfiniBand", "RoCE", "Ethernet", "Omni-Path", "Slingshot", "EFA"),
 )
-_NONE: Table[str] = Table()
+_NONE: FrozenTable[str] = FrozenTable()
 _RULE = re.compile(r"(?:([1-9][0-9]{0,5})x)?(.*)")
 _JOINED = re.compile(r"\+(?![\w.]+=)")  # but for the numbers behind a target: a100+sms=120
 _PART = re.compile(r"(.+)\[([0-9]{1,9}):([0-9]{1,9})\]")  # ranks of a cluster of several kinds
 
 
 @dataclass(frozen=True)
-class Level:
+class LinkLevel:
     """What joins `joins` units of the level below (GPUs at the lowest).
 
     `bytes_per_s` is the share of one GPU in one direction, `latency_s` one hop of a message that
@@ -74,20 +74,20 @@ class Cluster(Sourced):
     title: str = ""
     base: str = ""
     notes: str = ""
-    pair: Level | None = None
-    domain: Level | None = None
-    node: Level | None = None
-    fabric: Level | None = None
+    pair: LinkLevel | None = None
+    domain: LinkLevel | None = None
+    node: LinkLevel | None = None
+    fabric: LinkLevel | None = None
     kinds: tuple[str, ...] = ()
     ranks: str = ""
     assumed: tuple[str, ...] = ()
-    sources: Table[str] = _NONE
+    sources: FrozenTable[str] = _NONE
 
     def __hash__(self) -> int:
         return hash((self.name, self.gpus))
 
     @property
-    def levels(self) -> tuple[tuple[str, Level], ...]:
+    def levels(self) -> tuple[tuple[str, LinkLevel], ...]:
         """The levels that there are, from inside out, with their names."""
         known = (("pair", self.pair), ("domain", self.domain), ("node", self.node))
         return tuple((n, x) for n, x in (*known, ("fabric", self.fabric)) if x is not None)
@@ -134,14 +134,14 @@ class Cluster(Sourced):
         return tuple(dict.fromkeys(_target(x.cluster.gpu) for x in self.stretches))
 
     @cached_property
-    def stretches(self) -> tuple[Stretch, ...]:
+    def stretches(self) -> tuple[RankStretch, ...]:
         """Its ranks, kind by kind."""
         if not self.kinds:
-            return (Stretch(self, 0, self.gpus, 0),)
-        found: list[Stretch] = []
+            return (RankStretch(self, 0, self.gpus, 0),)
+        found: list[RankStretch] = []
         start = 0
         for cluster in map(load_cluster, self.kinds):
-            found.append(Stretch(cluster, start, start + cluster.gpus, 0))
+            found.append(RankStretch(cluster, start, start + cluster.gpus, 0))
             start += cluster.gpus
         if not self.ranks:
             return tuple(found)
@@ -188,7 +188,7 @@ class Cluster(Sourced):
             self,
             name=f"{nodes}x{self.name.removeprefix(old)}",
             fabric=replace(self.fabric, joins=nodes),
-            sources=Table(sources),
+            sources=FrozenTable(sources),
         )
 
     def part_with(self, device: str, count: int) -> Cluster:
@@ -201,7 +201,7 @@ class Cluster(Sourced):
         return next(has, self.part(0, count))
 
 
-class Stretch(NamedTuple):
+class RankStretch(NamedTuple):
     """Ranks from `first` to before `end`, which are the GPUs of a cluster of one kind, from its
     GPU `skipped` on."""
 
@@ -211,11 +211,11 @@ class Stretch(NamedTuple):
     skipped: int
 
 
-def _within(all: Iterable[Stretch], first: int, end: int) -> Iterator[Stretch]:
+def _within(all: Iterable[RankStretch], first: int, end: int) -> Iterator[RankStretch]:
     """What of them lies from one rank to before another, which is then rank 0."""
     for x in all:
         a, b = max(x.first, first), min(x.end, end)
-        yield Stretch(x.cluster, a - first, b - first, a - x.first)
+        yield RankStretch(x.cluster, a - first, b - first, a - x.first)
 
 
 @cache
@@ -330,7 +330,7 @@ def _of_kinds(names: Sequence[str], text: str) -> Cluster:
         fabric=fabric,
         kinds=tuple(names),
         assumed=_assumed(kinds, f"one network joins all nodes, as fast as {fabric.technology}"),
-        sources=Table({"fabric": source, "fabric.joins": "the nodes of all kinds"}),
+        sources=FrozenTable({"fabric": source, "fabric.joins": "the nodes of all kinds"}),
     )
 
 
@@ -346,7 +346,7 @@ def _kind(name: str, where: str) -> Cluster:
     return load_cluster(name)
 
 
-def _slowest_rail(kinds: Sequence[Cluster], where: str) -> tuple[Level, str]:
+def _slowest_rail(kinds: Sequence[Cluster], where: str) -> tuple[LinkLevel, str]:
     """A fabric for the nodes of all, and where its numbers come from."""
     for x in kinds:
         if x.fabric is None:
@@ -382,7 +382,7 @@ def _assumed(kinds: Sequence[Cluster], *more: str) -> tuple[str, ...]:
 def cluster_of(raw: Raw, where: str) -> Cluster:
     """The cluster that a spec file's tables describe; TargetError at the first thing wrong."""
     sources = paths_to_text(raw, "sources", where)
-    raw = {k: v for k, v in raw.items() if k != "discrepancies"} | {"sources": Table(sources)}
+    raw = {k: v for k, v in raw.items() if k != "discrepancies"} | {"sources": FrozenTable(sources)}
     if "kinds" in raw:
         return _file_of_kinds(raw, sources, where)
     cluster = cast(Cluster, record(Cluster, raw, "", where))
@@ -448,7 +448,9 @@ def _file_of_kinds(raw: Raw, sources: dict[str, str], where: str) -> Cluster:
             found=str(fabric.joins),
             fix=f"write joins = {nodes}",
         )
-    cluster = replace(cluster, kinds=names, fabric=fabric, assumed=assumed, sources=Table(sources))
+    cluster = replace(
+        cluster, kinds=names, fabric=fabric, assumed=assumed, sources=FrozenTable(sources)
+    )
     _check_levels(cluster, where)
     check_notes(cluster, {"sources": sources}, where)
     return cluster
@@ -533,7 +535,7 @@ def usual(target: Target, count: int) -> Cluster:
         mesh = link.kind != "NVLink" or (size <= 4 and target.isa in ("sm_60", "sm_70", "sm_80"))
         topology = "mesh" if mesh else "switch"
         reduces = not mesh and target.isa in REDUCES
-        domain = Level(size, link.kind, topology, link.bytes_per_s, NVLINK_S, reduces)
+        domain = LinkLevel(size, link.kind, topology, link.bytes_per_s, NVLINK_S, reduces)
         sources |= {
             "domain": f"target {target.name}: {target.source('link')}",
             "domain.joins": "the number of GPUs asked for",
@@ -547,7 +549,7 @@ def usual(target: Target, count: int) -> Cluster:
             what = f"target {target.name}: {target.source('pcie')}"
         bridged = link is not None and size % 2 == 0
         if link is not None and bridged:
-            pair = Level(2, link.kind, "bridge", link.bytes_per_s, NVLINK_S)
+            pair = LinkLevel(2, link.kind, "bridge", link.bytes_per_s, NVLINK_S)
             sources |= {
                 "pair": f"target {target.name}: {target.source('link')}",
                 "pair.joins": "assumed: cards are bridged in pairs",
@@ -556,7 +558,7 @@ def usual(target: Target, count: int) -> Cluster:
             assumed.append("cards are bridged in pairs")
         alone = target.isa in NO_PEERS or target.title.startswith(NO_PEER_TITLES)
         topology = "host" if alone and not bridged else "pcie"
-        node = Level(size // 2 if bridged else size, "PCIe", topology, bytes_per_s, PCIE_S)
+        node = LinkLevel(size // 2 if bridged else size, "PCIe", topology, bytes_per_s, PCIE_S)
         sources |= {
             "node": what,
             "node.joins": "the number of GPUs asked for",
@@ -565,7 +567,7 @@ def usual(target: Target, count: int) -> Cluster:
         way = "through the host's memory" if topology == "host" else "over PCIe"
         assumed.append(f"the GPUs of a node reach each other {way}")
     technology, rate = RAILS.get(target.isa, _other_rail(target))
-    fabric = Level(nodes, technology, "fabric", rate, NETWORK_S)
+    fabric = LinkLevel(nodes, technology, "fabric", rate, NETWORK_S)
     sources |= {
         "fabric": "assumed: one adapter of a GPU's generation; ai-dynamo/aiconfigurator's default",
         "fabric.latency_s": HOP,
@@ -581,7 +583,7 @@ def usual(target: Target, count: int) -> Cluster:
         node=node,
         fabric=fabric,
         assumed=tuple(assumed),
-        sources=Table(sources),
+        sources=FrozenTable(sources),
     )
 
 
@@ -593,6 +595,6 @@ def _other_rail(target: Target) -> tuple[str, float]:
     return LATER if major >= 100 else RAILS["sm_80"] if major > 80 else EARLIER
 
 
-def describe(levels: Iterable[tuple[str, Level]]) -> str:
+def describe(levels: Iterable[tuple[str, LinkLevel]]) -> str:
     """`8 NVLink (switch), 4 InfiniBand NDR (fabric)`."""
     return ", ".join(f"{x.joins} {x.technology} ({x.topology})" for _, x in levels)

@@ -16,11 +16,11 @@ from gpuir.targets.spec import (
     quoted,
     record,
 )
-from gpuir.targets.target import Quantity, Sourced, Table
+from gpuir.targets.target import FrozenTable, Quantity, Sourced
 
 REFERENCE = "reference"  # the host that the shipped profiles' numbers are of
 Spread = Annotated[float, Quantity("", 1, 10, "times as long, or as short, in 80 % of cases")]
-_NO_TEXT: Table[str] = Table()
+_NO_TEXT: FrozenTable[str] = FrozenTable()
 
 
 @dataclass(frozen=True, repr=False)
@@ -38,7 +38,7 @@ class HostMachine(Sourced):
     uncertainty: Spread = 1.0
     base: str = ""
     notes: str = ""
-    sources: Table[str] = _NO_TEXT
+    sources: FrozenTable[str] = _NO_TEXT
 
     def __hash__(self) -> int:
         return hash(self.name)
@@ -68,7 +68,9 @@ def host_names() -> tuple[str, ...]:
 
 def _host_of(raw: Raw, where: str) -> HostMachine:
     sources = paths_to_text(raw, "sources", where)
-    host = cast(HostMachine, record(HostMachine, {**raw, "sources": Table(sources)}, "", where))
+    host = cast(
+        HostMachine, record(HostMachine, {**raw, "sources": FrozenTable(sources)}, "", where)
+    )
     check_name(host.name, "host", where)
     check_notes(host, {"sources": sources}, where)
     return host

@@ -38,7 +38,7 @@ from gpuir.targets.spec import (
     slug,
     unknown,
 )
-from gpuir.targets.target import Flops, Quantity, Spec, Table, Target, specs, walk
+from gpuir.targets.target import Flops, FrozenTable, Quantity, Spec, Target, specs, walk
 
 _CHANGES = re.compile(r"\+(?=[\w.]+=)")  # before each number that a name sets
 _POINT = re.compile(r"\w+=\d{1,40}(?: \w+=\d{1,40})*")  # extents of a kernel that was measured
@@ -251,7 +251,7 @@ def target_of(raw: Raw, where: str) -> Target:
     """The target that a spec file's tables describe; TargetError at the first thing wrong."""
     raw = dict(raw)
     notes = {name: paths_to_text(raw, name, where) for name in ("sources", "discrepancies")}
-    raw |= {name: Table(found) for name, found in notes.items()}
+    raw |= {name: FrozenTable(found) for name, found in notes.items()}
     raw |= {t: _multipliers(raw[t], t, where) for t in ("factors", "local", "backtest") if t in raw}
     target = cast(Target, record(Target, raw, "", where))
     _check_names(target, where)
@@ -260,7 +260,7 @@ def target_of(raw: Raw, where: str) -> Target:
     return target
 
 
-def _multipliers(groups: Any, table: str, where: str) -> Table[float]:
+def _multipliers(groups: Any, table: str, where: str) -> FrozenTable[float]:
     """`{"stream": {"dram share": 0.9}}` → `{"stream.dram share": 0.9}`."""
     if not isinstance(groups, dict):
         refuse(f"{table} is a table", where, table, found=shown(groups), fix=f"write [{table}]")
@@ -289,7 +289,7 @@ def _multipliers(groups: Any, table: str, where: str) -> Table[float]:
             found[path] = checked(one, value, f"{table}.{path}", where)
     if table == "backtest":
         _check_ends(found, where)
-    return Table(found)
+    return FrozenTable(found)
 
 
 def _check_ends(found: Mapping[str, float], where: str) -> None:
@@ -414,7 +414,9 @@ def _numbers(chosen: Mapping[str, str | float], target: Target) -> dict[str, flo
     """The overrides, their text read as numbers, each possible for the field it names."""
     rate = Spec(float, specs(Flops)["vector"].quantity, False)
     known = {path: spec for path, spec in all_specs(Target) if spec.quantity}
-    known = {p: s for p, s in known.items() if s.holds is not Table} | dict.fromkeys(_RATES, rate)
+    known = {p: s for p, s in known.items() if s.holds is not FrozenTable} | dict.fromkeys(
+        _RATES, rate
+    )
     numbers: dict[str, float] = {}
     for path, value in chosen.items():
         if path not in known:

@@ -24,7 +24,7 @@ _PART = re.compile(r"(\d+)c\.(.+)")
 
 
 @dataclass(frozen=True)
-class Profile:
+class InstanceProfile:
     """A kind of GPU instance, `3g.20gb`, as the driver lists it: `id` is its number there, `bytes`
     what it leaves to use, `most` how many of this kind alone a GPU holds. An instance begins at one
     of `starts` and takes `size` places of the GPU's grid.
@@ -62,10 +62,10 @@ class Profile:
         return self.variant in ("+me", "+me.all")
 
 
-class Placement(NamedTuple):
+class InstancePlacement(NamedTuple):
     """An instance on a GPU: its profile, and the place where it begins."""
 
-    profile: Profile
+    profile: InstanceProfile
     start: int
 
     @property
@@ -76,7 +76,7 @@ class Placement(NamedTuple):
         return f"{self.profile.name}@{self.start}"
 
 
-Layout = tuple[Placement, ...]  # by their starts
+Layout = tuple[InstancePlacement, ...]  # by their starts
 
 
 @dataclass(frozen=True)
@@ -87,15 +87,15 @@ class Mig:
     compute_slices: int
     memory_slices: int
     grid: int
-    profiles: tuple[Profile, ...]
+    profiles: tuple[InstanceProfile, ...]
     sources: tuple[tuple[str, str], ...]
 
     @cached_property
-    def by_name(self) -> dict[str, Profile]:
+    def by_name(self) -> dict[str, InstanceProfile]:
         return {p.name: p for p in self.profiles}
 
     @property
-    def whole(self) -> Profile:
+    def whole(self) -> InstanceProfile:
         """The profile of one instance that has all there is."""
         return next(p for p in self.profiles if p.size == self.grid and not p.variant)
 
@@ -108,7 +108,7 @@ class Mig:
                 return text
         return known["profiles"]
 
-    def find(self, name: str, where: str) -> Profile:
+    def find(self, name: str, where: str) -> InstanceProfile:
         """The profile of a name; TargetError with the nearest."""
         if name == WHOLE:
             return self.whole
@@ -144,7 +144,7 @@ def _read(path: Path) -> Mig:
         compute_slices=raw["compute_slices"],
         memory_slices=raw["memory_slices"],
         grid=raw["grid"],
-        profiles=tuple(replace(Profile(**p), starts=tuple(p["starts"])) for p in profiles),
+        profiles=tuple(replace(InstanceProfile(**p), starts=tuple(p["starts"])) for p in profiles),
         sources=tuple(raw["sources"].items()),
     )
 
@@ -266,23 +266,23 @@ def nested(flat: dict[str, Any]) -> Raw:
 # ---- layouts ------------------------------------------------------------------------------------
 
 
-def layouts(mig: Mig, profiles: Sequence[Profile] | None = None) -> Iterator[Layout]:
+def layouts(mig: Mig, profiles: Sequence[InstanceProfile] | None = None) -> Iterator[Layout]:
     """Every set of instances that lie on a GPU together, none included; `profiles` are those that
     may be in it, else all without a variant."""
     kinds = [p for p in mig.profiles if not p.variant] if profiles is None else list(profiles)
     yield from _after(kinds, mig, 0, ())
 
 
-def _after(kinds: Sequence[Profile], mig: Mig, at: int, before: Layout) -> Iterator[Layout]:
+def _after(kinds: Sequence[InstanceProfile], mig: Mig, at: int, before: Layout) -> Iterator[Layout]:
     yield before
     for start in range(at, mig.grid):
         for profile in kinds:
             if start in profile.starts and _joins(mig, before, profile):
-                placed = Placement(profile, start)
+                placed = InstancePlacement(profile, start)
                 yield from _after(kinds, mig, placed.end, (*before, placed))
 
 
-def _joins(mig: Mig, before: Layout, profile: Profile) -> bool:
+def _joins(mig: Mig, before: Layout, profile: InstanceProfile) -> bool:
     """Whether a GPU has compute slices and engines left for one more."""
     slices = sum(x.profile.compute_slices for x in before) + profile.compute_slices
     media = sum(x.profile.has_all_media for x in before) + profile.has_all_media
@@ -290,7 +290,7 @@ def _joins(mig: Mig, before: Layout, profile: Profile) -> bool:
     return slices <= mig.compute_slices and media <= 1 and same <= profile.most
 
 
-def is_packed(mig: Mig, layout: Layout, profiles: Sequence[Profile] | None = None) -> bool:
+def is_packed(mig: Mig, layout: Layout, profiles: Sequence[InstanceProfile] | None = None) -> bool:
     """Whether no further instance fits beside those of a layout."""
     kinds = [p for p in mig.profiles if not p.variant] if profiles is None else profiles
     taken = {place for x in layout for place in range(x.start, x.end)}
@@ -305,7 +305,7 @@ class Geometry(NamedTuple):
     """Instances that a GPU holds at once, largest first: the first layout that has them, and how
     many layouts do."""
 
-    profiles: tuple[Profile, ...]
+    profiles: tuple[InstanceProfile, ...]
     layout: Layout
     layouts: int
 
@@ -326,11 +326,11 @@ class Geometry(NamedTuple):
 
 
 def geometries(
-    mig: Mig, profiles: Sequence[Profile] | None = None, *, packed: bool = True
+    mig: Mig, profiles: Sequence[InstanceProfile] | None = None, *, packed: bool = True
 ) -> tuple[Geometry, ...]:
     """What a GPU can be divided into: each multiset of instances with a layout, fewest first;
     `packed` leaves out those beside which a further instance fits in every layout."""
-    found: dict[tuple[Profile, ...], list[Layout]] = {}
+    found: dict[tuple[InstanceProfile, ...], list[Layout]] = {}
     for layout in layouts(mig, profiles):
         if layout and (not packed or is_packed(mig, layout, profiles)):
             kinds = tuple(sorted((x.profile for x in layout), key=_large_first))
@@ -339,7 +339,7 @@ def geometries(
     return tuple(sorted(made, key=lambda g: (len(g.profiles), *map(_large_first, g.profiles))))
 
 
-def _large_first(p: Profile) -> tuple[int, int, str]:
+def _large_first(p: InstanceProfile) -> tuple[int, int, str]:
     return -p.compute_slices, -p.memory_slices, p.name
 
 
@@ -390,12 +390,12 @@ def place(mig: Mig, names: Sequence[str], gpu: str) -> Layout:
     return tuple(sorted(found, key=lambda x: x.start))
 
 
-def _placed(wanted: Sequence[Profile], taken: frozenset[int]) -> Layout | None:
+def _placed(wanted: Sequence[InstanceProfile], taken: frozenset[int]) -> Layout | None:
     if not wanted:
         return ()
     profile, *rest = wanted
     for start in profile.starts:
         places = {*range(start, start + profile.size)}
         if not places & taken and (after := _placed(rest, taken | places)) is not None:
-            return (Placement(profile, start), *after)
+            return (InstancePlacement(profile, start), *after)
     return None

@@ -31,9 +31,9 @@ from gpuir.targets.spec import (
 from gpuir.targets.target import (
     BytesPerS,
     FlopPerS,
+    FrozenTable,
     Quantity,
     Sourced,
-    Table,
     Target,
 )
 
@@ -42,9 +42,9 @@ Part = Annotated[float, Quantity("", 0, 1)]
 HostTime = Annotated[float, Quantity("s", 0, 1e-2)]
 Queue = Annotated[int, Quantity("", 1, 1 << 20, "launches in flight")]
 Share = Annotated[float, Quantity("", 1e-3, 1)]
-_NO_TEXT: Table[str] = Table()
-_NO_TIMES: Table[HostTime] = Table()
-_NO_FACTORS: Table[Factor] = Table()
+_NO_TEXT: FrozenTable[str] = FrozenTable()
+_NO_TIMES: FrozenTable[HostTime] = FrozenTable()
+_NO_FACTORS: FrozenTable[Factor] = FrozenTable()
 Tf32 = Literal["none", "conv", "products", "all"]
 TF32 = get_args(Tf32)
 _TF32 = "+tf32="  # behind the name of a profile: what runs in TF32 in place of its own
@@ -96,14 +96,14 @@ class Host:
     graph: bool = False
     graph_s: HostTime = 0.0
     uncertainty: Spread = 1.0
-    before: Table[HostTime] = _NO_TIMES
+    before: FrozenTable[HostTime] = _NO_TIMES
 
     def scaled(self, by: float) -> Host:
         """A host that takes `by` times as long for everything."""
         names = (spec.name for spec in fields(self) if spec.name.endswith("_s"))
         given = {name: cast(float | None, getattr(self, name)) for name in names}
         times = {name: by * time for name, time in given.items() if time and name != "graph_s"}
-        before = Table({kind: by * time for kind, time in self.before.items()})
+        before = FrozenTable({kind: by * time for kind, time in self.before.items()})
         return replace(self, before=before, **times)
 
 
@@ -144,7 +144,7 @@ class Habits:
     """
 
     attention: str = ""
-    memory: Table[Factor] = _NO_FACTORS
+    memory: FrozenTable[Factor] = _NO_FACTORS
     felt: Part | None = None
     reentrant: bool = False
 
@@ -186,7 +186,7 @@ class Profile(Sourced):
     copies: Copies | None = None
     base: str = ""
     vendors: tuple[str, ...] = ()
-    titles: Table[str] = _NO_TEXT
+    titles: FrozenTable[str] = _NO_TEXT
     needs: tuple[str, ...] = ()
     dtypes: tuple[str, ...] = ()
     emulated: tuple[str, ...] = ()
@@ -199,7 +199,7 @@ class Profile(Sourced):
     products: str = ""
     habits: Habits | None = None
     notes: str = ""
-    sources: Table[str] = _NO_TEXT
+    sources: FrozenTable[str] = _NO_TEXT
 
     def __hash__(self) -> int:
         return hash(self.name)
@@ -408,7 +408,7 @@ def _tables(path: Path) -> Raw:
 
 def _profile_of(raw: Raw, where: str) -> Profile:
     sources = paths_to_text(raw, "sources", where)
-    profile = cast(Profile, record(Profile, {**raw, "sources": Table(sources)}, "", where))
+    profile = cast(Profile, record(Profile, {**raw, "sources": FrozenTable(sources)}, "", where))
     _check_words(profile, where)
     check_notes(profile, {"sources": sources}, where)
     return profile

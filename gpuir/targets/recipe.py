@@ -18,10 +18,10 @@ from gpuir.targets.spec import (
     record,
     refuse,
 )
-from gpuir.targets.target import Quantity, Sourced, Table
+from gpuir.targets.target import FrozenTable, Quantity, Sourced
 
 DTYPES = ("f32", "f16", "bf16")
-_NO_TEXT: Table[str] = Table()
+_NO_TEXT: FrozenTable[str] = FrozenTable()
 
 
 @dataclass(frozen=True, repr=False)
@@ -41,7 +41,7 @@ class Recipe(Sourced):
     accumulate: bool = False
     base: str = ""
     notes: str = ""
-    sources: Table[str] = _NO_TEXT
+    sources: FrozenTable[str] = _NO_TEXT
 
     def __hash__(self) -> int:
         return hash(self.name)
@@ -61,7 +61,7 @@ def recipe_names() -> tuple[str, ...]:
 
 def _recipe_of(raw: Raw, where: str) -> Recipe:
     sources = paths_to_text(raw, "sources", where)
-    recipe = cast(Recipe, record(Recipe, {**raw, "sources": Table(sources)}, "", where))
+    recipe = cast(Recipe, record(Recipe, {**raw, "sources": FrozenTable(sources)}, "", where))
     check_name(recipe.name, "recipe", where)
     check_notes(recipe, {"sources": sources}, where)
     if recipe.profile:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, cast
 from gpuir.files import read_toml
 from gpuir.ir.errors import PluginError, TargetError, nearest
 from gpuir.plugins import blamed, load_point, place
-from gpuir.targets.target import Sourced, Spec, Table, source_of, specs, walk
+from gpuir.targets.target import FrozenTable, Sourced, Spec, source_of, specs, walk
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -280,9 +280,9 @@ def record(cls: type[Any], raw: Raw, prefix: str, where: str) -> Any:
 
 def _value(spec: Spec, value: Any, path: str, where: str) -> Any:
     holds = spec.holds
-    if isinstance(value, Table):
+    if isinstance(value, FrozenTable):
         return cast(Any, value)
-    if is_dataclass(holds) or holds is Table:
+    if is_dataclass(holds) or holds is FrozenTable:
         if not isinstance(value, dict):
             refuse(f"{path} is a table", where, path, found=shown(value), fix=f"write [{path}]")
         inner = cast(Raw, value)
@@ -290,9 +290,9 @@ def _value(spec: Spec, value: Any, path: str, where: str) -> Any:
             return record(cast(type[Any], holds), inner, path + ".", where)
         if spec.quantity is None:
             text = Spec(str, None, False)
-            return Table({k: _value(text, v, f"{path}.{k}", where) for k, v in inner.items()})
+            return FrozenTable({k: _value(text, v, f"{path}.{k}", where) for k, v in inner.items()})
         rate = Spec(float, spec.quantity, False)
-        return Table({k: checked(rate, v, f"{path}.{k}", where) for k, v in inner.items()})
+        return FrozenTable({k: checked(rate, v, f"{path}.{k}", where) for k, v in inner.items()})
     if spec.quantity:
         return checked(spec, value, path, where)
     if holds is tuple:

@@ -47,7 +47,7 @@ Multiplier = Annotated[float, Quantity("", 0.1, 10)]
 Miss = Annotated[float, Quantity("", 1e-3, 1e3, "measured over predicted")]
 
 
-class Table(Mapping[str, V]):
+class FrozenTable(Mapping[str, V]):
     """A mapping that cannot change and can be hashed; keeps its order."""
 
     def __init__(self, items: Mapping[str, V] | None = None):
@@ -69,11 +69,11 @@ class Table(Mapping[str, V]):
         return f"Table({self._items!r})"
 
 
-Rates = Table[FlopPerS]
-_NO_RATES: Rates = Table()
-_NO_TEXT: Table[str] = Table()
-_NO_FACTORS: Table[Multiplier] = Table()
-_NO_MISSES: Table[Miss] = Table()
+Rates = FrozenTable[FlopPerS]
+_NO_RATES: Rates = FrozenTable()
+_NO_TEXT: FrozenTable[str] = FrozenTable()
+_NO_FACTORS: FrozenTable[Multiplier] = FrozenTable()
+_NO_MISSES: FrozenTable[Miss] = FrozenTable()
 
 
 @dataclass(frozen=True)
@@ -152,7 +152,7 @@ class Pcie:
 
 
 @dataclass(frozen=True)
-class Slice:
+class SliceOf:
     """What a MIG slice is a part of: its GPU, the profile of its instance, and the slices it has.
 
     `share` is the part of the GPU that nobody else can have then, the larger one of compute and
@@ -168,7 +168,7 @@ class Slice:
     share: Annotated[float, Quantity("", 0, 1)]
 
 
-class Row(NamedTuple):
+class TargetField(NamedTuple):
     """One field of a target, for a reader."""
 
     field: str
@@ -184,7 +184,7 @@ class Sourced:
     name: str
     title: str
     base: str
-    sources: Table[str]
+    sources: FrozenTable[str]
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.name}{self.title and f': {self.title}'}>"
@@ -193,7 +193,7 @@ class Sourced:
         """Where the number of a field comes from: its own entry, else its longest prefix's."""
         return source_of(path, self.sources)
 
-    def rows(self) -> list[Row]:
+    def rows(self) -> list[TargetField]:
         """Every field that has a value, in the order of a spec file."""
         return rows_of(self, self.sources)
 
@@ -241,13 +241,13 @@ class Target(Sourced):
     l3: Cache | None = None
     link: Link | None = None
     pcie: Pcie | None = None
-    slice: Slice | None = None
+    slice: SliceOf | None = None
     base: str = ""
-    factors: Table[Multiplier] = _NO_FACTORS
-    local: Table[Multiplier] = _NO_FACTORS
-    backtest: Table[Miss] = _NO_MISSES
-    sources: Table[str] = _NO_TEXT
-    discrepancies: Table[str] = _NO_TEXT
+    factors: FrozenTable[Multiplier] = _NO_FACTORS
+    local: FrozenTable[Multiplier] = _NO_FACTORS
+    backtest: FrozenTable[Miss] = _NO_MISSES
+    sources: FrozenTable[str] = _NO_TEXT
+    discrepancies: FrozenTable[str] = _NO_TEXT
 
     def __hash__(self) -> int:
         return hash(self.name)
@@ -289,7 +289,7 @@ class Target(Sourced):
         by = self.observed_clock_hz / self.clock_hz
 
         def faster(rates: Rates) -> Rates:
-            return Table({name: by * rate for name, rate in rates.items()})
+            return FrozenTable({name: by * rate for name, rate in rates.items()})
 
         peaks = self.flops_per_s
         return replace(
@@ -407,9 +407,11 @@ def _spec(hint: Any, f: Any) -> Spec:
     if get_origin(hint) is Annotated:
         holds, quantity = get_args(hint)[:2]
         return Spec(holds, quantity, required)
-    if get_origin(hint) is Table:
+    if get_origin(hint) is FrozenTable:
         inner = get_args(hint)[0]
-        return Spec(Table, get_args(inner)[1] if get_origin(inner) is Annotated else None, required)
+        return Spec(
+            FrozenTable, get_args(inner)[1] if get_origin(inner) is Annotated else None, required
+        )
     return Spec(get_origin(hint) or hint, None, required)
 
 
@@ -430,10 +432,10 @@ def source_of(path: str, sources: Mapping[str, str]) -> str:
     return sources.get(path, "")
 
 
-def rows_of(record: Any, sources: Mapping[str, str]) -> list[Row]:
+def rows_of(record: Any, sources: Mapping[str, str]) -> list[TargetField]:
     """Every field below a record that is set, with its unit and source."""
     return [
-        Row(path, value, spec.unit if spec else "", source_of(path, sources))
+        TargetField(path, value, spec.unit if spec else "", source_of(path, sources))
         for path, spec, value in walk(record)
     ]
 
@@ -449,7 +451,7 @@ def walk(
             yield from walk(value, path + ".")
         elif name in ("sources", "discrepancies"):
             continue
-        elif isinstance(value, Table):
+        elif isinstance(value, FrozenTable):
             for key, rate in cast(Rates, value).items():
                 yield f"{path}.{key}", known[name].quantity, rate
         elif value not in (None, "", ()):

@@ -23,7 +23,7 @@ from gpuir.ir.graph import DEEPEST, Cut, Framework, Graph, Level, Node, Op, Role
 from gpuir.ir.notes import BY_DIMENSION, BY_OPERAND, Bound, Cost, Schedule, Tile
 from gpuir.ir.types import DTYPES, TensorType, tf32
 from gpuir.ops.vocabulary import find_op
-from gpuir.text.place import Place, check_length, error_at, number
+from gpuir.text.place import TextPlace, check_length, error_at, number
 
 
 @takes(text=TEXT, source=TEXT)
@@ -65,17 +65,17 @@ def _tree(start: str, text: str, source: str) -> Any:
     try:
         return _lark(start).parse(text)
     except UnexpectedEOF as e:
-        at = Place(text, source, len(text.splitlines()), 1)
+        at = TextPlace(text, source, len(text.splitlines()), 1)
         _unexpected(at, e.expected, "the end of the text")
     except UnexpectedToken as e:
         found = "the end of the text" if e.token.type == "$END" else repr(str(e.token))
         line = e.line if e.line and e.line > 0 else len(text.splitlines())
-        at = Place(text, source, line, max(e.column or 1, 1))
+        at = TextPlace(text, source, line, max(e.column or 1, 1))
         _unexpected(at, e.accepts or e.expected, found)
     except UnexpectedCharacters as e:
-        _unexpected(Place(text, source, e.line, e.column), e.allowed or (), repr(e.char))
+        _unexpected(TextPlace(text, source, e.line, e.column), e.allowed or (), repr(e.char))
     except UnexpectedInput as e:
-        _unexpected(Place(text, source, e.line or 1, e.column or 1), (), "something else")
+        _unexpected(TextPlace(text, source, e.line or 1, e.column or 1), (), "something else")
 
 
 WORDS = {
@@ -104,7 +104,7 @@ WORDS = {
 }
 
 
-def _unexpected(at: Place, want: Any, found: str) -> NoReturn:
+def _unexpected(at: TextPlace, want: Any, found: str) -> NoReturn:
     expected = sorted({str(WORDS.get(w, w.lower())) for w in want if not w.startswith("__IGNORE")})
     raise error_at(at, f"unexpected {found}", " or ".join(expected[:8]))
 
@@ -387,7 +387,7 @@ class _Build:
         before = str(token)[:at]
         line = (token.line or 1) + before.count("\n")
         column = len(before) - before.rfind("\n") if "\n" in before else (token.column or 1) + at
-        raise error_at(Place(self.text, self.source, line, column), what, expected, fix)
+        raise error_at(TextPlace(self.text, self.source, line, column), what, expected, fix)
 
     def string(self, token: Token) -> str:
         try:

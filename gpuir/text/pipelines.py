@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NoReturn
 
-from gpuir.text.place import Place, check_length, error_at, number
+from gpuir.text.place import TextPlace, check_length, error_at, number
 
 PassText = tuple[str, dict[str, "int | float | str | bool"]]
 
@@ -88,4 +88,4 @@ class _Reader:
 
     def fail(self, at: int, what: str, expected: str = "") -> NoReturn:
         line, start = self.text.count("\n", 0, at) + 1, self.text.rfind("\n", 0, at) + 1
-        raise error_at(Place(self.text, self.source, line, at - start + 1), what, expected)
+        raise error_at(TextPlace(self.text, self.source, line, at - start + 1), what, expected)

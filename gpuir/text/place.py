@@ -19,7 +19,7 @@ def check_length(text: str, source: str) -> None:
 
 
 @dataclass(frozen=True)
-class Place:
+class TextPlace:
     """A character of a text, by its line and column, which count from 1."""
 
     text: str
@@ -28,7 +28,7 @@ class Place:
     column: int
 
 
-def error_at(place: Place, what: str, expected: str = "", fix: str = "") -> TextError:
+def error_at(place: TextPlace, what: str, expected: str = "", fix: str = "") -> TextError:
     """The error that shows the line, with a caret under the column."""
     lines = place.text.split("\n")
     shown = lines[min(place.line, len(lines)) - 1].rstrip("\r").replace("\t", " ")

@@ -13,7 +13,7 @@ from gpuir.cost.lanes import OWN_LANE_OPS, lane_ops
 from gpuir.cost.nest import PARTS, PLAIN, Tiles
 from gpuir.cost.routing import Routed
 from gpuir.cost.sheet import Number
-from gpuir.cost.steps import Steps
+from gpuir.cost.steps import RoutineSteps
 from gpuir.cost.work import ConvShape, Grouped, Heads, Lookup, Timed, Work
 from gpuir.ir.errors import GpuirError
 from gpuir.ir.types import DType, bf16, f8e4m3, f16, f32, f64, i4, i32
@@ -238,7 +238,7 @@ def _gather(work: Work) -> Iterator[tuple[str, Arguments]]:
 
 
 def _top_k(work: Work) -> Iterator[tuple[str, Arguments]]:
-    if work.kind == "topk" and isinstance(work.detail, Steps):
+    if work.kind == "topk" and isinstance(work.detail, RoutineSteps):
         found, rows = work.operands[1], work.detail.pieces
         shape = {"rows": rows, "columns": work.extents["i"] / rows}
         yield "topk", {**shape, "k": found.nbytes / found.cell_bytes / rows}

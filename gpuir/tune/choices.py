@@ -12,7 +12,7 @@ import numpy as np
 
 from gpuir.cost.nest import PARTS, Tiles
 from gpuir.cost.sheet import Number
-from gpuir.ir.door import CALLED, Kind, named, of_type, takes
+from gpuir.ir.door import CALLED, ArgumentKind, named, of_type, takes
 from gpuir.ir.errors import UsageError, nearest
 from gpuir.ir.notes import Schedule
 from gpuir.targets.load import load_target
@@ -26,7 +26,7 @@ from gpuir.tune.templates import Template
 Ints = np.ndarray[Any, np.dtype[np.int64]]
 Allowed = Callable[[Mapping[str, Ints]], Any]
 
-ANY = Kind("anything", lambda x: True)
+ANY = ArgumentKind("anything", lambda x: True)
 TEMPLATE = of_type(Template, "a template", "gpuir.tune.published.TEMPLATES has some")
 MOST = 1 << 22  # products of parameters that are gone through
 FAILED = 0.5  # above the worst difference in logarithms, what counts for one that did not run

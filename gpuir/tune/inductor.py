@@ -49,7 +49,7 @@ PLAIN = {"features", "tiling_scores"}
 
 
 @dataclass(frozen=True)
-class Seen:
+class SeenConfigurations:
     """How many configurations Inductor came with, and how many were left to compile, by operation;
     and why some were left as they were."""
 
@@ -66,7 +66,7 @@ class Seen:
         return "\n".join(lines) or "nothing was tuned"
 
 
-def enable(target: str | Target, *, top: int = 8, reductions: bool = False) -> Seen:
+def enable(target: str | Target, *, top: int = 8, reductions: bool = False) -> SeenConfigurations:
     """From now on, of the Triton configurations that Inductor would tune a matrix product, a
     convolution or flexible attention with, at most `top` are left: those gpuir predicts to be the
     fastest on `target`, and a safety set (`gpuir.tune.keep`). `disable` undoes it.
@@ -89,7 +89,7 @@ def enable(target: str | Target, *, top: int = 8, reductions: bool = False) -> S
     if top < 1:
         raise UsageError("top must be at least 1", found=f"top={top}", fix="top=8")
     device = load_target(target) if isinstance(target, str) else target
-    seen = Seen(device, top, reductions)
+    seen = SeenConfigurations(device, top, reductions)
     before: Any = V.choices
     factory: Any = config.inductor_choices_class
     context: Any = V.set_choices_handler(_filtering(before, seen))
@@ -110,7 +110,9 @@ def disable() -> None:
 
 
 @contextmanager
-def enabled(target: str | Target, *, top: int = 8, reductions: bool = False) -> Generator[Seen]:
+def enabled(
+    target: str | Target, *, top: int = 8, reductions: bool = False
+) -> Generator[SeenConfigurations]:
     """`enable`, for as long as the block runs."""
     seen = enable(target, top=top, reductions=reductions)
     try:
@@ -128,7 +130,7 @@ def _plain() -> Any:
     return InductorChoices()
 
 
-def _filtering(before: Any, seen: Seen) -> Any:
+def _filtering(before: Any, seen: SeenConfigurations) -> Any:
     """An object of a class under that of `before`, with its state, whose lists are shorter."""
     base: Any = before.__class__
 
@@ -178,7 +180,7 @@ def _filtering(before: Any, seen: Seen) -> Any:
 # ---------------------------------------------------------------------------- a kind each
 
 
-def products(choices: Sequence[Any], inputs: Any, op: str, seen: Seen) -> list[Any]:
+def products(choices: Sequence[Any], inputs: Any, op: str, seen: SeenConfigurations) -> list[Any]:
     """Of the templates' choices for a product, those to compile; others stay."""
     known = [c for c in choices if _is_plain_product(c)]
     if inputs.device_type != "cuda" or not known:
@@ -193,7 +195,9 @@ def products(choices: Sequence[Any], inputs: Any, op: str, seen: Seen) -> list[A
     return [c for c in choices if id(c) in kept or not _is_plain_product(c)]
 
 
-def convolutions(configs: list[Any], device_type: str | None, seen: Seen) -> list[Any]:
+def convolutions(
+    configs: list[Any], device_type: str | None, seen: SeenConfigurations
+) -> list[Any]:
     """The configurations to compile of a convolution."""
     if device_type != "cuda":
         return configs
@@ -210,7 +214,7 @@ def convolutions(configs: list[Any], device_type: str | None, seen: Seen) -> lis
 
 
 def attentions(
-    configs: list[Any], usual: list[Any], device_type: str | None, seen: Seen
+    configs: list[Any], usual: list[Any], device_type: str | None, seen: SeenConfigurations
 ) -> list[Any]:
     """The configurations to compile of flexible attention, forward, the usual ones among them."""
     if device_type != "cuda":
@@ -226,7 +230,9 @@ def attentions(
     return _kept(configs, "flex_attention", seen, judged, places)
 
 
-def fixed_rows(features: Any, groups: Any, given: dict[str, Any], seen: Seen) -> dict[str, Any]:
+def fixed_rows(
+    features: Any, groups: Any, given: dict[str, Any], seen: SeenConfigurations
+) -> dict[str, Any]:
     """What a reduction's kernel is made with: the blocks that are predicted to be the fastest,
     where Inductor would try several. Only of rows whose cells lie side by side, of known sizes,
     taken in steps; all else is as it was."""
@@ -264,7 +270,11 @@ def fixed_rows(features: Any, groups: Any, given: dict[str, Any], seen: Seen) ->
 
 
 def _kept(
-    configs: Sequence[Any], op: str, seen: Seen, judged: Any, usual: Sequence[int] = ()
+    configs: Sequence[Any],
+    op: str,
+    seen: SeenConfigurations,
+    judged: Any,
+    usual: Sequence[int] = (),
 ) -> list[Any]:
     """The configurations that are left, in their order; all, where gpuir cannot say."""
     seen.offered[op] += len(configs)

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from gpuir.ir.door import FLAG, NUMBER, TEXT, Kind, many, named, takes, whole
+from gpuir.ir.door import FLAG, NUMBER, TEXT, ArgumentKind, many, named, takes, whole
 from gpuir.ir.errors import UsageError
 from gpuir.ir.notes import Schedule
 from gpuir.tune.choices import CHOICES, Choices
@@ -92,7 +92,7 @@ def within(found: Choices, names: Sequence[str], rows: Sequence[Sequence[int]]) 
     return found.only(sorted(p for p in places if p is not None))
 
 
-@takes(results=many(named(Kind("anything", lambda x: True))), found=CHOICES, objective=TEXT)
+@takes(results=many(named(ArgumentKind("anything", lambda x: True))), found=CHOICES, objective=TEXT)
 def best(results: Sequence[Mapping[str, Any]], found: Choices, objective: str = "time") -> Schedule:
     """The fastest of `tune_kernel`'s results, as a schedule."""
     ran = [r for r in results if "__error__" not in r and isinstance(r.get(objective), int | float)]

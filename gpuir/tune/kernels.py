@@ -18,7 +18,7 @@ from gpuir.cost.lanes import lane_ops
 from gpuir.cost.products import roles_of
 from gpuir.cost.sheet import Number
 from gpuir.cost.work import Operand, Staging, Work
-from gpuir.ir.door import FLAG, TEXT, Kind, many, named, of_type, real, refuse, takes, whole
+from gpuir.ir.door import FLAG, TEXT, ArgumentKind, many, named, of_type, real, refuse, takes, whole
 from gpuir.ir.errors import UsageError, nearest
 from gpuir.ir.notes import TILE, Cost, Tile
 from gpuir.ir.types import DTYPES, DType, f32, tf32
@@ -217,13 +217,13 @@ def _value(kind: str, name: str, value: Any, needed: bool) -> Any:
     if needed and name in AXES and isinstance(value, tuple | list):
         if 1 <= len(_axes(value)) <= 3:
             return tuple(_numbers(where, name, n, 0) for n in _axes(value))
-        raise refuse(where, name, Kind("one to three numbers", bool), value)
+        raise refuse(where, name, ArgumentKind("one to three numbers", bool), value)
     if name == "skew":
         return _numbers(where, name, value, 0, whole=False)
     if needed or name in LEAST:
         found = _numbers(where, name, value, 0 if needed else LEAST[name])
         if name in ONE and (np.ndim(found) or found > MOST_OPERANDS):
-            one = Kind(f"one number for all kernels, at most {MOST_OPERANDS}", bool)
+            one = ArgumentKind(f"one number for all kernels, at most {MOST_OPERANDS}", bool)
             raise refuse(where, name, one, value)
         return found
     if name in NAMED:
@@ -248,7 +248,7 @@ def _axes(value: Any) -> tuple[Any, ...]:
 def _numbers(where: str, name: str, value: Any, least: float, whole: bool = True) -> Number:
     """A number, or an array of them, all finite and at least `least`."""
     what = f"{'a whole number' if whole else 'a number'} of {least} or more, or an array of them"
-    kind = Kind(what, bool, f"give {name}=128, for example")
+    kind = ArgumentKind(what, bool, f"give {name}=128, for example")
     if isinstance(value, str | bytes | bool) or value is None:
         raise refuse(where, name, kind, value)
     try:
@@ -296,7 +296,7 @@ def _math(kind: str, dtype: str | DType, math: Any, products: bool) -> tuple[DTy
     for name, given in (("dtype", dtype), ("math", math)):
         if given is not None and not isinstance(given, str | DType):
             raise refuse(
-                f"gpuir.kernel({kind!r})", name, Kind("a dtype", bool), given, 'dtype="f16"'
+                f"gpuir.kernel({kind!r})", name, ArgumentKind("a dtype", bool), given, 'dtype="f16"'
             )
     by_dtype = dtype in ("tf32", tf32)
     plain = f32 if by_dtype else dtype_of(dtype)
@@ -480,14 +480,14 @@ def parameters_of(made: Made) -> tuple[tuple[str, ...], tuple[str, ...]]:
 
 @takes(
     name=TEXT,
-    dims=named(Kind("the extent of a loop", lambda n: True)),
+    dims=named(ArgumentKind("the extent of a loop", lambda n: True)),
     reads=many(many(TEXT)),
     writes=many(many(TEXT)),
     reduced=many(TEXT),
     ops=real(),
     products=FLAG,
     kept=many(whole()),
-    dtypes=named(Kind("a dtype", lambda d: isinstance(d, str | DType)), whole()),
+    dtypes=named(ArgumentKind("a dtype", lambda d: isinstance(d, str | DType)), whole()),
 )
 def nest(
     name: str,

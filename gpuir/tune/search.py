@@ -170,7 +170,7 @@ def columns(tiles: Tiles) -> list[Number]:
 
 
 @dataclass(frozen=True)
-class Grid:
+class TileGrid:
     """Tiles as places on axes: of each axis its values in order, and where on it each tile is. What
     is the same for all tiles is no axis."""
 
@@ -180,7 +180,7 @@ class Grid:
     order: Places  # which tile has it
 
     @staticmethod
-    def of(tiles: Tiles, count: int) -> Grid:
+    def of(tiles: Tiles, count: int) -> TileGrid:
         sizes: list[int] = []
         at: list[Any] = []
         for numbers in columns(tiles):
@@ -191,7 +191,7 @@ class Grid:
         table = np.stack(at, axis=-1) if at else np.zeros((count, 0), np.intp)
         codes = _code(table, tuple(sizes))
         order = np.argsort(codes, kind="stable")
-        return Grid(tuple(sizes), table, codes[order], order)
+        return TileGrid(tuple(sizes), table, codes[order], order)
 
     def find(self, at: Places) -> Places:
         """Which tiles are at these places; -1 where none is."""
@@ -235,7 +235,7 @@ def beam(kernel: Kernel, tiles: Tiles, tries: int, predict: Predict) -> tuple[Pl
     """From tiles all over the space to their neighbours, of which the fastest `WIDTH` go on; when
     no neighbour is new, from others again, until `tries` were asked about."""
     count = size(kernel.work, tiles)
-    grid, random = Grid.of(tiles, count), np.random.default_rng(SEED)
+    grid, random = TileGrid.of(tiles, count), np.random.default_rng(SEED)
     time_s = np.full(count, np.inf)
     asked = np.zeros(count, bool)
     front = np.unique(np.linspace(0, count - 1, min(4 * WIDTH, count, tries)).astype(np.intp))
@@ -262,7 +262,7 @@ def optuna(
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     count = size(kernel.work, tiles)
-    grid = Grid.of(tiles, count)
+    grid = TileGrid.of(tiles, count)
     study = optuna.create_study(sampler=optuna.samplers.TPESampler(seed=SEED))
     for i in np.unique(np.linspace(0, count - 1, min(WIDTH, count, tries)).astype(int)):
         study.enqueue_trial({str(axis): int(n) for axis, n in enumerate(grid.at[i])})

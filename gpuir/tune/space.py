@@ -15,7 +15,7 @@ from gpuir.cost.generated.legal import Legal, is_legal, joined
 from gpuir.cost.nest import PARTS, PLAIN, Tiles
 from gpuir.cost.sheet import Number
 from gpuir.cost.work import Work
-from gpuir.ir.door import Kind, takes, whole
+from gpuir.ir.door import ArgumentKind, takes, whole
 from gpuir.ir.errors import UsageError, nearest
 from gpuir.ir.notes import BY_DIMENSION, Tile
 from gpuir.targets.load import load_target
@@ -45,7 +45,7 @@ def _is_number(n: Any) -> bool:
     return plain and bool(np.all(np.isfinite(found) & (found >= 0)))
 
 
-TILES = Kind(
+TILES = ArgumentKind(
     "tiles of finite numbers, or arrays of them, extents and the like above 0",
     _are_tiles,
     "gpuir.Tiles({'m': 128.0, 'n': 128.0, 'k': 64.0}, stages=3.0)",

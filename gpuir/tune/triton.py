@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from gpuir.cost.nest import Tiles, copies_asynchronously
-from gpuir.ir.door import NUMBER, TEXT, Kind, many, named, of_type, takes, whole
+from gpuir.ir.door import NUMBER, TEXT, ArgumentKind, many, named, of_type, takes, whole
 from gpuir.ir.errors import UsageError, nearest, reason
 from gpuir.targets.load import load_target
 from gpuir.targets.target import Target
@@ -27,7 +27,7 @@ from gpuir.tune.tutorials import ADD, ATTENTION, LAYER_NORM, MATMUL, SOFTMAX, TE
 # What triton.Config writes into every launch (Triton 3.9, runtime/autotuner.py), whether the kernel
 # is tuned by it or not.
 OF_CONFIG = ("num_warps", "num_stages", "num_ctas", "maxnreg", "ir_override")
-ANY = Kind("anything", lambda x: True)
+ANY = ArgumentKind("anything", lambda x: True)
 NAMED = of_type((str, Template), "the name of a template, or one", "template='matmul'")
 KINDS = {"gemm": MATMUL, "map": ADD, "attention": ATTENTION}
 

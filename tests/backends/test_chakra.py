@@ -22,7 +22,7 @@ from strategies import graphs
 import gpuir
 from gpuir.backends.chakra import traces
 from gpuir.backends.chakra.traces import chakra, step_traces
-from gpuir.backends.terminal import Layout
+from gpuir.backends.terminal import Terminal
 from gpuir.cli.main import main
 from gpuir.ir.errors import UsageError
 from gpuir.ops import kernel as k
@@ -185,7 +185,7 @@ Files = dict[str, bytes]
 
 
 def files(s: Answer) -> Files:
-    return dict(chakra([s], Layout()).files)
+    return dict(chakra([s], Terminal()).files)
 
 
 def ranks(made: Files) -> list[list[Node]]:
@@ -447,7 +447,7 @@ def test_a_send_has_no_form_yet():
 def test_several_targets_are_refused():
     s = summary(MLP)
     with pytest.raises(UsageError, match="can hold only one target under one profile"):
-        chakra([s, s], Layout())
+        chakra([s, s], Terminal())
 
 
 def test_the_command_fills_a_folder(tmp_path: Path):

@@ -17,12 +17,12 @@ from strategies import graphs
 import gpuir
 from gpuir.backends.diff import diff_report, junit
 from gpuir.backends.table import BACKENDS, FORMATS
-from gpuir.backends.terminal import Layout, cell_width
+from gpuir.backends.terminal import Terminal, cell_width
 from gpuir.ir.errors import UsageError
 from gpuir.ir.graph import Graph
 from gpuir.report.answer import Answer
-from gpuir.report.diff import Check, Diff, changes, checks, compare, groups, read_budget
-from gpuir.report.saved import Entry, Run, read_report
+from gpuir.report.diff import BudgetCheck, Diff, changes, checks, compare, groups, read_budget
+from gpuir.report.saved import SavedKernel, SavedRun, read_report
 
 LAYERS = """graph @layers {
   in %x: f16[256, 512]
@@ -42,8 +42,8 @@ def summary(profile: str = "eager", target: str = "a100", text: str = LAYERS) ->
     return gpuir.analyze(gpuir.load_text(text), target, profile=profile, batch=256)
 
 
-def saved(*summaries: Answer) -> tuple[Run, ...]:
-    return read_report(BACKENDS["json"](summaries, Layout()), "report.json")
+def saved(*summaries: Answer) -> tuple[SavedRun, ...]:
+    return read_report(BACKENDS["json"](summaries, Terminal()), "report.json")
 
 
 def diff(old: Answer, new: Answer) -> Diff:
@@ -51,12 +51,14 @@ def diff(old: Answer, new: Answer) -> Diff:
     return found
 
 
-def entry(name: str = "", time_s: float = 1e-6, op: str = "k.map", shape: str = "f32 i=8") -> Entry:
+def entry(
+    name: str = "", time_s: float = 1e-6, op: str = "k.map", shape: str = "f32 i=8"
+) -> SavedKernel:
     nodes = tuple(name.split("+")) if name else ()
-    return Entry(op, shape, "8", "memory", nodes, name or "v", 1, time_s)
+    return SavedKernel(op, shape, "8", "memory", nodes, name or "v", 1, time_s)
 
 
-def whats(old: Sequence[Entry], new: Sequence[Entry]) -> dict[str, str]:
+def whats(old: Sequence[SavedKernel], new: Sequence[SavedKernel]) -> dict[str, str]:
     return {(c.new or c.old)[0].name: c.what for c in changes(old, new)}
 
 
@@ -127,7 +129,9 @@ ENTRIES = st.lists(
 
 
 @given(ENTRIES, ENTRIES)
-def test_every_kernel_is_in_one_change_and_no_time_is_lost(old: list[Entry], new: list[Entry]):
+def test_every_kernel_is_in_one_change_and_no_time_is_lost(
+    old: list[SavedKernel], new: list[SavedKernel]
+):
     found = list(changes(old, new))
     for side, given_ in (("old", old), ("new", new)):
         got = [x for c in found for x in getattr(c, side)]
@@ -201,7 +205,7 @@ def test_what_else_changed_is_told():
 
 
 def report(**changed: Any) -> dict[str, Any]:
-    found = json.loads(BACKENDS["json"]([summary()], Layout()))
+    found = json.loads(BACKENDS["json"]([summary()], Terminal()))
     found["reports"][0] |= changed
     return found
 
@@ -291,9 +295,13 @@ def test_a_budget_is_kept_up_to_its_limit():
 
 
 def written(
-    form: str, diffs: Sequence[Diff], checks: Sequence[Check] = (), width: int = 120, top: int = 15
+    form: str,
+    diffs: Sequence[Diff],
+    checks: Sequence[BudgetCheck] = (),
+    width: int = 120,
+    top: int = 15,
 ) -> Any:
-    return FORMATS[form](diff_report(diffs, checks, top), Layout(width))
+    return FORMATS[form](diff_report(diffs, checks, top), Terminal(width))
 
 
 BUDGETS = [read_budget("latency=+3%"), read_budget("memory=1kB")]

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from gpuir.backends.table import FORMATS
-from gpuir.backends.terminal import Layout, cell_width
+from gpuir.backends.terminal import Terminal, cell_width
 from gpuir.ir.errors import UsageError
 from gpuir.report.table import Column, Drawing, Heading, Notes, Report, Table, fields
 
@@ -59,7 +59,7 @@ def report(*tables: Table) -> Report:
 
 
 def written(form: str, width: int = 80, *tables: Table) -> Any:
-    return FORMATS[form](report(*(tables or (TABLE,))), Layout(width))
+    return FORMATS[form](report(*(tables or (TABLE,))), Terminal(width))
 
 
 @pytest.mark.parametrize("width", [40, 60, 80, 120])

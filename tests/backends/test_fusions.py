@@ -14,7 +14,7 @@ from click.testing import CliRunner
 import gpuir
 from gpuir.backends.fusions import fusions_report
 from gpuir.backends.table import FORMATS
-from gpuir.backends.terminal import Layout
+from gpuir.backends.terminal import Terminal
 from gpuir.cli.main import main
 from gpuir.report.fusions import fusions
 from gpuir.report.units import percent
@@ -52,17 +52,17 @@ def test_a_stack_that_fuses_nothing_saves_nothing():
     pair = both(gpuir.load_text(TEXT), "eager")
     assert fusions(*pair) == ()
     assert "Every launch runs one model node, so fusing" in FORMATS["text"](
-        fusions_report(*pair), Layout(80)
+        fusions_report(*pair), Terminal(80)
     )
 
 
 def test_of_a_model_savings_add_up():
     g = gpuir.load(ENCODER, dims={"batch": 2, "seq": 32})
     fused, apart = both(g, "ideal")
-    record = json.loads(FORMATS["json"](fusions_report(fused, apart), Layout()))
+    record = json.loads(FORMATS["json"](fusions_report(fused, apart), Terminal()))
     saved = sum(f["saved_s"] for f in record["fusions"])
     assert saved == pytest.approx(apart.device_s - fused.device_s, rel=0.1)
-    text = str(FORMATS["text"](fusions_report(fused, apart), Layout(80)))
+    text = str(FORMATS["text"](fusions_report(fused, apart), Terminal(80)))
     assert max(map(len, text.splitlines())) <= 80
     assert f"launches   {apart.launches:,} op by op, {fused.launches:,} fused" in text
 

@@ -10,7 +10,7 @@ import pytest
 import gpuir
 from gpuir.backends.analysis import answers, head
 from gpuir.backends.table import BACKENDS
-from gpuir.backends.terminal import Layout
+from gpuir.backends.terminal import Terminal
 from gpuir.report.answer import Answer
 
 GAIN = r"[\d.]+ % without (the host|launches|compute|memory|waits|copies) \([\d.]+ .?s\)"
@@ -74,10 +74,12 @@ def test_the_device_alone_has_no_host(encoder):
 @pytest.mark.parametrize("width", [80, 120])
 def test_the_comparison_has_what_the_device_waits(encoder, width: int):
     names = ("eager", "cudagraph", "ideal")
-    text = BACKENDS["text"]([encoder(1, name) for name in names], Layout(width))
+    text = BACKENDS["text"]([encoder(1, name) for name in names], Terminal(width))
     first, *rows = [line for line in text.splitlines() if line.split()[:1] and "%" in line][:4]
     assert first.split()[0] == "profile" and "waits" in first
     assert [row.split()[0] for row in rows] == [*names]
     assert all(len(line) <= width for line in text.splitlines())
-    busy = BACKENDS["text"]([encoder(512, name) for name in ("cudagraph", "ideal")], Layout(width))
+    busy = BACKENDS["text"](
+        [encoder(512, name) for name in ("cudagraph", "ideal")], Terminal(width)
+    )
     assert "waits" not in busy

@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 import gpuir
 from gpuir.backends.html import page
 from gpuir.backends.html.data import data
-from gpuir.backends.terminal import Layout
+from gpuir.backends.terminal import Terminal
 from gpuir.ir.errors import UsageError
 from gpuir.ir.graph import Graph
 from gpuir.report.answer import Answer
@@ -66,7 +66,7 @@ def nothing() -> Answer:
 
 
 def html(summaries: Sequence[Answer]) -> str:
-    return page.html(summaries, Layout())
+    return page.html(summaries, Terminal())
 
 
 def blob(text: str) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from gpuir.backends.plans.cuts import CUT_KINDS, module_cuts
 from gpuir.backends.plans.deepspeed import deepspeed
 from gpuir.backends.plans.megatron import megatron
 from gpuir.backends.plans.pytorch import pytorch
-from gpuir.backends.plans.record import Plan, plan_json, read_plan
+from gpuir.backends.plans.record import TrainingPlan, plan_json, read_plan
 from gpuir.backends.plans.table import PLAN_FORMATS
 from gpuir.cli.main import main
 from gpuir.ir.errors import UsageError
@@ -49,25 +49,25 @@ PARALLEL = st.builds(
 
 
 @st.composite
-def plans(draw: st.DrawFn) -> Plan:
+def plans(draw: st.DrawFn) -> TrainingPlan:
     p = draw(PARALLEL)
     batch = p.dp * p.ep * p.microbatches * draw(DEGREE)
     cuts = draw(st.dictionaries(st.text(), st.sampled_from(CUT_KINDS)))
     texts = draw(st.text()), draw(st.text())
-    return Plan(p, batch, *texts, tuple(cuts.items()), draw(st.booleans()))
+    return TrainingPlan(p, batch, *texts, tuple(cuts.items()), draw(st.booleans()))
 
 
 # ---- JSON ----------------------------------------------------------------------------------------
 
 
 @given(plans())
-def test_a_plan_reads_back(plan: Plan):
+def test_a_plan_reads_back(plan: TrainingPlan):
     assert read_plan(plan_json(plan)) == plan
 
 
 def test_a_plan_by_hand_needs_little():
     text = '{"schema": "gpuir.plan/1", "batch": 16, "parallel": {"dp": 4, "zero": 1}}'
-    assert read_plan(text) == Plan(Parallel(dp=4, zero=1), 16)
+    assert read_plan(text) == TrainingPlan(Parallel(dp=4, zero=1), 16)
 
 
 @pytest.mark.parametrize(
@@ -108,13 +108,13 @@ def test_what_is_no_object_is_refused(text: str):
 
 def test_a_batch_that_does_not_divide_has_neighbours_that_do():
     with pytest.raises(UsageError, match="96 or 128"):
-        Plan(Parallel(dp=4, microbatches=8), 100)
+        TrainingPlan(Parallel(dp=4, microbatches=8), 100)
 
 
 # ---- Megatron-LM ---------------------------------------------------------------------------------
 
 
-def megatron_arguments(plan: Plan) -> argparse.Namespace:
+def megatron_arguments(plan: TrainingPlan) -> argparse.Namespace:
     """What a shell makes of the text, parsed as Megatron-LM's `arguments.py` declares it."""
     script = f'{megatron(plan)}\nprintf "%s\\n" "${{PARALLEL_ARGS[@]}}"'
     done = subprocess.run(["bash", "-c", script], check=True, capture_output=True, text=True)
@@ -153,28 +153,31 @@ def test_megatron_gets_the_degrees_the_batch_and_the_schedule():
     p = Parallel(
         dp=2, tp=4, pp=2, zero=1, sequence=True, microbatches=8, schedule="interleaved", chunks=3
     )
-    found = megatron_arguments(Plan(p, 64, "GPT `x` $(false) \n#", "dgx-a100"))
+    found = megatron_arguments(TrainingPlan(p, 64, "GPT `x` $(false) \n#", "dgx-a100"))
     assert found.tensor_model_parallel_size == 4
     assert found.pipeline_model_parallel_size == 2
     assert found.num_virtual_stages_per_pipeline_rank == 3
     assert (found.micro_batch_size, found.global_batch_size) == (4, 64)
     assert found.sequence_parallel and not found.tp_comm_overlap
-    assert megatron_arguments(Plan(replace(p, overlap=True), 64)).tp_comm_overlap
+    assert megatron_arguments(TrainingPlan(replace(p, overlap=True), 64)).tp_comm_overlap
     assert found.use_distributed_optimizer
     assert not found.use_megatron_fsdp
 
 
 def test_megatron_gets_what_contexts_exchange():
-    found = [megatron_arguments(Plan(Parallel(cp=2, exchange=x), 8)) for x in ("", "keys", "ring")]
+    found = [
+        megatron_arguments(TrainingPlan(Parallel(cp=2, exchange=x), 8))
+        for x in ("", "keys", "ring")
+    ]
     assert [x.cp_comm_type for x in found] == [None, "all_gather", "p2p"]
     assert "not as planned" not in PLAN_FORMATS["deepspeed"](
-        Plan(Parallel(cp=2, exchange="heads"), 8)
+        TrainingPlan(Parallel(cp=2, exchange="heads"), 8)
     )
 
 
 @pytest.mark.parametrize(("zero", "strategy"), [(2, "optim_grads"), (3, "optim_grads_params")])
 def test_megatron_shards_gradients_and_weights(zero: int, strategy: str):
-    found = megatron_arguments(Plan(Parallel(dp=8, zero=zero), 8))
+    found = megatron_arguments(TrainingPlan(Parallel(dp=8, zero=zero), 8))
     assert found.use_megatron_fsdp
     assert found.data_parallel_sharding_strategy == strategy
 
@@ -201,21 +204,21 @@ def test_megatron_shards_gradients_and_weights(zero: int, strategy: str):
     ],
 )
 def test_what_a_framework_does_otherwise_is_said(framework: str, parallel: Parallel, says: str):
-    text = PLAN_FORMATS[framework](Plan(parallel, 64))
+    text = PLAN_FORMATS[framework](TrainingPlan(parallel, 64))
     [line] = [x for x in text.splitlines() if "not as planned" in x and says in x]
     assert line
 
 
 @pytest.mark.parametrize("framework", ["megatron", "pytorch", "deepspeed"])
 def test_blocks_computed_again_are_said(framework: str):
-    text = PLAN_FORMATS[framework](Plan(Parallel(dp=4), 64, recompute=True))
+    text = PLAN_FORMATS[framework](TrainingPlan(Parallel(dp=4), 64, recompute=True))
     assert "recompute" in text and "computed again" in text
-    assert "recompute" not in PLAN_FORMATS[framework](Plan(Parallel(dp=4), 64))
+    assert "recompute" not in PLAN_FORMATS[framework](TrainingPlan(Parallel(dp=4), 64))
 
 
 @pytest.mark.parametrize("framework", ["megatron", "pytorch", "deepspeed"])
 def test_what_all_can_do_needs_no_remark(framework: str):
-    text = PLAN_FORMATS[framework](Plan(Parallel(dp=4, tp=2, zero=1), 64))
+    text = PLAN_FORMATS[framework](TrainingPlan(Parallel(dp=4, tp=2, zero=1), 64))
     assert "not as planned" not in text
 
 
@@ -276,7 +279,10 @@ CASES: list[tuple[int, Parallel]] = [
 @pytest.fixture(scope="module")
 def tried() -> list[dict[str, Any]]:
     """What PyTorch makes of each case, on a rank of a process group that sends nothing."""
-    given = [(rank, p.ranks, pytorch(Plan(p, 64, 'a "b" \\', "c")), p.chunks) for rank, p in CASES]
+    given = [
+        (rank, p.ranks, pytorch(TrainingPlan(p, 64, 'a "b" \\', "c")), p.chunks)
+        for rank, p in CASES
+    ]
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", TRY],
         input=json.dumps(given),
@@ -348,7 +354,9 @@ def test_modules_are_cut_in_torch_as_in_the_graph(tmp_path: Path):
     assert dict(cuts)["model.layers.*.mlp.up_proj"] == "column"
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", HALVES],
-        input=json.dumps({"text": pytorch(Plan(Parallel(tp=2), 2, cuts=cuts)), "config": LLAMA}),
+        input=json.dumps(
+            {"text": pytorch(TrainingPlan(Parallel(tp=2), 2, cuts=cuts)), "config": LLAMA}
+        ),
         capture_output=True,
         text=True,
     )
@@ -384,7 +392,7 @@ def test_stages_and_their_order(tried: list[dict[str, Any]]):
 
 
 @given(plans())
-def test_deepspeeds_batches_agree(plan: Plan):
+def test_deepspeeds_batches_agree(plan: TrainingPlan):
     found, p = json.loads(deepspeed(plan)), plan.parallel
     ranks = p.dp * p.ep
     assert found["train_batch_size"] == (
@@ -417,7 +425,7 @@ print(json.dumps([found.train_batch_size, int(found.zero_optimization_stage),
     found.tensor_parallel_config.autotp_size, found.expert_parallel_config.autoep_size
     if found.expert_parallel_config else 1]))
 """
-    config = json.loads(deepspeed(Plan(parallel, 64)))
+    config = json.loads(deepspeed(TrainingPlan(parallel, 64)))
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", script],
         input=json.dumps({"config": config, "ranks": parallel.dp * parallel.ep}),
@@ -442,7 +450,7 @@ def test_simulate_writes_the_plan_and_the_traces(tmp_path: Path):
         return CliRunner().invoke(main, (*given, *sizes, *more))
 
     plan = read_plan(run("--format", "plan").stdout)
-    assert plan == Plan(Parallel(dp=2, tp=2, microbatches=2), 4, "encoder", "dgx-a100")
+    assert plan == TrainingPlan(Parallel(dp=2, tp=2, microbatches=2), 4, "encoder", "dgx-a100")
     for form in ("pytorch", "megatron", "deepspeed"):
         assert run("--format", form).stdout == PLAN_FORMATS[form](plan)
     folder = tmp_path / "traces"
@@ -451,5 +459,7 @@ def test_simulate_writes_the_plan_and_the_traces(tmp_path: Path):
 
 
 def test_a_name_does_not_leave_its_comment():
-    assert "\n" not in Plan(Parallel(), 1, "a\nb\r", "c").title
-    assert shlex.split(megatron(Plan(Parallel(), 1, "a\n--x", "")), comments=True)[0] != "--x"
+    assert "\n" not in TrainingPlan(Parallel(), 1, "a\nb\r", "c").title
+    assert (
+        shlex.split(megatron(TrainingPlan(Parallel(), 1, "a\n--x", "")), comments=True)[0] != "--x"
+    )

@@ -15,7 +15,7 @@ from jsonschema import Draft202012Validator
 import gpuir
 from gpuir.backends import texts
 from gpuir.backends.table import BACKENDS, find_backend
-from gpuir.backends.terminal import LONGEST_WORD, Layout, Page, cell_width, cut, elided
+from gpuir.backends.terminal import LONGEST_WORD, Page, Terminal, cell_width, cut, elided
 from gpuir.ir.errors import UsageError
 from gpuir.ir.graph import Graph
 from gpuir.ir.notes import Cost
@@ -65,7 +65,7 @@ def test_the_interval_is_nearer_than_the_sum_of_all_runs(s: Answer):
 def test_what_caches_hold_has_no_rate_of_device_memory():
     text = """graph @g { in %x: f32[256, 256]
     %y: f32[256, 256] = t.map("relu", [%x]) at "m:R" out %y }"""
-    told = BACKENDS["text"]([gpuir.analyze(gpuir.load_text(text), "a100")], Layout(120))
+    told = BACKENDS["text"]([gpuir.analyze(gpuir.load_text(text), "a100")], Terminal(120))
     assert "all of it within the caches" in told and "device memory" not in told
 
 
@@ -74,9 +74,9 @@ def test_what_was_not_fitted_is_told(graph: Graph, s: Answer):
     assert s.unseen == (Unseen("gpu", ("reduce",), softmax.time_s),)
     assert "no measurements of this GPU for reduce (4.6 % of the kernels' time)" in BACKENDS[
         "text"
-    ]([s], Layout(120))
+    ]([s], Terminal(120))
     known = [replace(n, cost=n.cost and replace(n.cost, unseen=())) for n in graph.nodes]
-    text = BACKENDS["text"]([answer_of(replace(graph, nodes=tuple(known)), DEVICE)], Layout(120))
+    text = BACKENDS["text"]([answer_of(replace(graph, nodes=tuple(known)), DEVICE)], Terminal(120))
     assert "fitted on  measurements of this GPU, in these dtypes" in text
 
 
@@ -90,11 +90,11 @@ def test_time_of_what_nothing_was_measured_of_is_shown_apart(graph: Graph):
     own = {x.kind: x.time_s for x in s.kernels if x.cost.unseen}
     assert set(own) == {"reduce", "routine", "opaque"}
     assert s.unfitted_s == pytest.approx(sum(own.values()))
-    text = BACKENDS["text"]([s], Layout(120))
+    text = BACKENDS["text"]([s], Terminal(120))
     said = " ".join(text.split())
     assert "of the kernels' time, reduce, routine, opaque: no measurements of such kernels" in said
     assert "4.5 % by library routines, 4.5 % by unknown operators" in said
-    (record,) = json.loads(BACKENDS["json"]([s], Layout()))["reports"]
+    (record,) = json.loads(BACKENDS["json"]([s], Terminal()))["reports"]
     assert record["unfitted_s"] == s.unfitted_s
     assert record["coverage"]["opaque"]["time_s"] == own["opaque"]
     assert {x["op"] for x in record["kernels"] if x["status"] == "opaque"} == {"k.opaque"}
@@ -107,7 +107,7 @@ def test_without_intervals_the_report_does_without(graph: Graph):
     alone = replace(graph, nodes=tuple(plain), outputs=())
     s = answer_of(alone, DEVICE, held=memory(graph))
     assert s.interval is None
-    text = BACKENDS["text"]([s], Layout(120)) + BACKENDS["text"]([s, s], Layout(120))
+    text = BACKENDS["text"]([s], Terminal(120)) + BACKENDS["text"]([s, s], Terminal(120))
     assert "80 %" not in text and "fitted" not in text
 
 
@@ -211,7 +211,7 @@ def test_a_folded_node_is_said_to_be_folded(graph: Graph):
 
 @pytest.mark.parametrize("width", [80, 120])
 def test_the_table(s: Answer, width: int, golden):
-    text = BACKENDS["text"]([s], Layout(width))
+    text = BACKENDS["text"]([s], Terminal(width))
     assert max(map(cell_width, text.splitlines())) <= width
     golden(HERE / f"mixed.{width}.txt", text)
 
@@ -220,16 +220,16 @@ def test_the_table(s: Answer, width: int, golden):
 def test_the_comparison(s: Answer, width: int, golden):
     changed = "l4+dram.bytes_per_s=2e12+sms=120+clock_hz=1e9"
     other = s.with_details(device=replace(s.device, name=changed, title="L4"))
-    text = BACKENDS["text"]([s, other], Layout(width))
+    text = BACKENDS["text"]([s, other], Terminal(width))
     assert max(map(cell_width, text.splitlines())) <= width
     golden(HERE / f"mixed.comparison.{width}.txt", text)
 
 
 @pytest.mark.parametrize("width", range(40, 130, 7))
 def test_no_width_cuts_a_number(s: Answer, width: int):
-    text = BACKENDS["text"]([s], Layout(width))
+    text = BACKENDS["text"]([s], Terminal(width))
     assert "81.1 us" in text and "4.77 us" in text and "85.9 us" in text
-    both = BACKENDS["text"]([s, s], Layout(width))
+    both = BACKENDS["text"]([s, s], Terminal(width))
     assert "99.44 us" in both and not re.search(r"\d…", both)
 
 
@@ -258,7 +258,7 @@ def test_many_targets_are_rows(s: Answer):
         s.with_details(device=Device(f"target-number-{i}", "", (f"l2: guessed {i % 2}",)))
         for i in range(20)
     ]
-    text = BACKENDS["text"](many, Layout(100))
+    text = BACKENDS["text"](many, Terminal(100))
     assert max(map(cell_width, text.splitlines())) <= 100
     (row,) = re.findall(r"^target-number-7 .*us .*us .*us$", text, re.MULTILINE)
     assert "85.9 us" in row and "4.55 us" in row
@@ -278,45 +278,45 @@ def test_memory_says_whether_it_fits_and_who_holds_it(graph: Graph, s: Answer):
         (s.memory, "reserved of 41.8 GB (allocator planned)"),
         (small, "fits       no, "),
     ):
-        text = BACKENDS["text"]([answer_of(graph, DEVICE, held=held)], Layout(400))
+        text = BACKENDS["text"]([answer_of(graph, DEVICE, held=held)], Terminal(400))
         assert word in text
-    text = BACKENDS["text"]([answer_of(graph, DEVICE, held=large)], Layout(100, memory=True))
+    text = BACKENDS["text"]([answer_of(graph, DEVICE, held=large)], Terminal(100, memory=True))
     assert re.search(r"^workspace +8\.52 MB +\d+ % +#+$", text, re.MULTILINE)
     assert re.search(r"^8\.52 MB +\d+ % +workspace$", text, re.MULTILINE)
 
 
 @pytest.mark.parametrize("width", [40, 60])
 def test_narrow_tables_drop_columns(s: Answer, width: int):
-    for text in (BACKENDS["text"]([s], Layout(width)), BACKENDS["text"]([s, s], Layout(width))):
+    for text in (BACKENDS["text"]([s], Terminal(width)), BACKENDS["text"]([s, s], Terminal(width))):
         assert max(map(cell_width, text.splitlines())) <= width
 
 
 def test_colour_is_only_added(s: Answer):
     plain, colored = (
-        BACKENDS["text"]([s], Layout(100)),
-        BACKENDS["text"]([s], Layout(100, color=True)),
+        BACKENDS["text"]([s], Terminal(100)),
+        BACKENDS["text"]([s], Terminal(100, color=True)),
     )
     assert "\x1b[" not in plain and "\x1b[1m" in colored
     assert re.sub(r"\x1b\[[\d;]*m", "", colored) == plain
 
 
 def test_top_kernels_and_the_rest(s: Answer):
-    text = BACKENDS["text"]([s], Layout(100, top=1))
+    text = BACKENDS["text"]([s], Terminal(100, top=1))
     assert "4 more take" in text
 
 
 def test_a_graph_where_nothing_runs():
     g = gpuir.parse("costed @empty for a100 {\n  in %x: f32[2]\n  out %x\n}\n")
-    text = BACKENDS["text"]([answer_of(g, DEVICE)], Layout(80))
+    text = BACKENDS["text"]([answer_of(g, DEVICE)], Terminal(80))
     assert "nothing runs" in text
-    assert json.loads(BACKENDS["json"]([answer_of(g, DEVICE)], Layout()))["reports"][0]
+    assert json.loads(BACKENDS["json"]([answer_of(g, DEVICE)], Terminal()))["reports"][0]
 
 
 def test_a_host_that_launches_nothing():
     g = gpuir.parse(
         'graph @v { in %x: f32[2] %y: f32[2, 1] = t.reshape(%x, [2, 1]) at "m:R" out %y }'
     )
-    text = BACKENDS["text"]([gpuir.analyze(g, "a100-pcie", profile="eager")], Layout(80))
+    text = BACKENDS["text"]([gpuir.analyze(g, "a100-pcie", profile="eager")], Terminal(80))
     assert "latency    16.00 us" in text
     assert "bound" not in text
 
@@ -350,7 +350,7 @@ def test_modules_within_modules_have_a_bound(graph: Graph, form: str):
     nodes = (replace(n, locs=(loc,)) for n, loc in zip(graph.nodes, paths, strict=False))
     deep = replace(graph, nodes=(*nodes, *graph.nodes[2:]))
     assert len(module_of(deep.nodes[0].locs[0])) == DEEPEST
-    text = BACKENDS[form]([answer_of(deep, DEVICE)], Layout(100, group="module"))
+    text = BACKENDS[form]([answer_of(deep, DEVICE)], Terminal(100, group="module"))
     assert len(text) < 3_000_000  # a page holds the chart library
 
 
@@ -358,7 +358,7 @@ def test_names_cannot_move_the_cursor(graph: Graph):
     (first, *rest) = graph.nodes
     evil = replace(first, locs=("m.onnx:a\x1b[2J\nb\tc",))
     s = answer_of(replace(graph, nodes=(evil, *rest)), DEVICE, warnings=("w\x1b[31m",))
-    text = BACKENDS["text"]([s], Layout(100))
+    text = BACKENDS["text"]([s], Terminal(100))
     assert "\x1b" not in text and "a?[2J?b?c" in text
 
 
@@ -372,11 +372,11 @@ def test_names_that_repeat():
 
 
 def test_json_fits_its_schema_and_itself(s: Answer):
-    text = BACKENDS["json"]([s, s], Layout())
+    text = BACKENDS["json"]([s, s], Terminal())
     schema = json.loads((ROOT / "docs/reference/report.schema.json").read_text())
     Draft202012Validator.check_schema(schema)
     Draft202012Validator(schema).validate(json.loads(text))
-    assert text == BACKENDS["json"]([s, s], Layout(40, True, 1))
+    assert text == BACKENDS["json"]([s, s], Terminal(40, True, 1))
     (first, _) = json.loads(text)["reports"]
     assert sum(x["time_s"] for x in first["kernels"]) == pytest.approx(first["latency_s"])
     assert first["interval_s"] == list(s.interval or ())
@@ -385,7 +385,7 @@ def test_json_fits_its_schema_and_itself(s: Answer):
 
 def test_every_json_field_is_documented(s: Answer):
     page = (ROOT / "docs/reference/json-schema.md").read_text()
-    (found,) = json.loads(BACKENDS["json"]([s], Layout()))["reports"]
+    (found,) = json.loads(BACKENDS["json"]([s], Terminal()))["reports"]
     fields = {*found, *found["kernels"][1], *found["totals"][0], *found["memory"]}
     assert not [name for name in fields if f"`{name}" not in page]
 
@@ -404,7 +404,7 @@ def test_every_json_field_is_documented(s: Answer):
     ],
 )
 def test_csv_holds_names_of_any_kind_and_no_formula(s: Answer, name: str, cell: str):
-    text = BACKENDS["csv"]([replace(s, model=name)], Layout())
+    text = BACKENDS["csv"]([replace(s, model=name)], Terminal())
     rows = list(csv.reader(StringIO(text, newline="")))
     assert {len(row) for row in rows} == {len(rows[0])}
     assert rows[1][0] == cell and text.endswith("\n") and "\r" not in text
@@ -415,13 +415,13 @@ def test_csv_holds_names_of_any_kind_and_no_formula(s: Answer, name: str, cell: 
 def test_what_cannot_be_seen_in_a_name_is_not_written(s: Answer, form: str):
     pytest.importorskip({"html": "plotly", "roofline": "matplotlib"}.get(form, "csv"))
     hostile = "a\x1b]0;b\x07\x00\u202e\x9b"
-    text = BACKENDS[form]([replace(s, model=hostile)], Layout(file="x.svg"))
+    text = BACKENDS[form]([replace(s, model=hostile)], Terminal(file="x.svg"))
     shown = text.decode() if isinstance(text, bytes) else text
     assert not set(hostile[1:]) & set(shown) - set("]0;b") and "a?]0;b?" in shown
 
 
 def test_csv_has_the_same_numbers(s: Answer):
-    rows = list(csv.DictReader(StringIO(BACKENDS["csv"]([s], Layout()))))
+    rows = list(csv.DictReader(StringIO(BACKENDS["csv"]([s], Terminal()))))
     assert sum(float(row["time_s"]) for row in rows) == pytest.approx(s.latency_s)
     assert {row["kernel"] for row in rows} >= {"y", "l/m", "k/q"}
     assert rows[0]["fact_waves"]
@@ -431,16 +431,16 @@ def test_csv_has_the_same_numbers(s: Answer):
 
 
 def test_ir_and_schedule_read_back(graph: Graph, s: Answer):
-    assert gpuir.parse(texts.ir([s], Layout())) == graph
-    assert gpuir.parse_schedule(texts.schedule([s], Layout())) == gpuir.extract(graph)
+    assert gpuir.parse(texts.ir([s], Terminal())) == graph
+    assert gpuir.parse_schedule(texts.schedule([s], Terminal())) == gpuir.extract(graph)
     with pytest.raises(UsageError, match="one target"):
-        texts.ir([s, s], Layout())
+        texts.ir([s, s], Terminal())
 
 
 def test_backends_by_name():
     assert all(find_backend(name) is backend for name, backend in BACKENDS.items())
     mine = {"mine": lambda summaries, layout: "mine"}
-    assert find_backend("mine", mine)([], Layout()) == "mine"
+    assert find_backend("mine", mine)([], Terminal()) == "mine"
     with pytest.raises(UsageError, match="jsn"):
         find_backend("jsn")
 

@@ -14,7 +14,7 @@ import gpuir
 from gpuir.backends.picture import matplotlib, picture
 from gpuir.backends.roofline import _draw as draw_on
 from gpuir.backends.roofline import roofline
-from gpuir.backends.terminal import Layout
+from gpuir.backends.terminal import Terminal
 from gpuir.ir.errors import UsageError
 from gpuir.report.answer import Answer
 from gpuir.report.equal import alike
@@ -73,16 +73,16 @@ def test_memories_are_in_order_of_speed():
 def test_the_files_name_says_the_form_and_the_same_runs_are_the_same_bytes(name: str, magic: bytes):
     pytest.importorskip("matplotlib", reason="pip install 'gpuir[plot]'")
     runs = [encoder("a100"), encoder("l4")]
-    picture = roofline(runs, Layout(file=name))
+    picture = roofline(runs, Terminal(file=name))
     assert picture.startswith(magic)
-    assert roofline(runs, Layout(file=name)) == picture
+    assert roofline(runs, Terminal(file=name)) == picture
     assert b"Matplotlib v" not in picture[:2000] if name.endswith("png") else True
 
 
 def test_one_run_shows_its_kinds_and_any_name():
     pytest.importorskip("matplotlib", reason="pip install 'gpuir[plot]'")
     s = replace(encoder("a100"), model="$x_{1}$ <&> \\frac{")
-    assert len(roofline([s], Layout(file="one.svg"))) > 10_000
+    assert len(roofline([s], Terminal(file="one.svg"))) > 10_000
 
 
 @pytest.mark.parametrize("vector", [19.5e12, 150e12])
@@ -118,7 +118,7 @@ def test_a_graph_without_arithmetic_is_drawn_too():
     text = f"graph @moves {{\n  in %x: f32[8, 64]\n  {moves}\n  out %y\n}}"
     s = gpuir.analyze(gpuir.parse(text), "a100")
     assert not points(alike(s))
-    assert roofline([s], Layout(file="none.png")).startswith(b"\x89PNG")
+    assert roofline([s], Terminal(file="none.png")).startswith(b"\x89PNG")
 
 
 def test_more_runs_than_colours_have_other_shapes():
@@ -139,11 +139,11 @@ def test_more_runs_than_colours_have_other_shapes():
 
 def test_more_runs_than_colours_and_shapes_are_refused():
     with pytest.raises(UsageError, match="shows at most 21 runs"):
-        roofline([encoder("a100")] * 22, Layout(file="x.png"))
+        roofline([encoder("a100")] * 22, Terminal(file="x.png"))
 
 
 @pytest.mark.parametrize("name", ["", "roofline", "roofline.txt"])
 def test_without_such_a_name_the_fix_is_said(name: str):
     with pytest.raises(UsageError, match="is a picture") as error:
-        roofline([encoder("a100")], Layout(file=name))
+        roofline([encoder("a100")], Terminal(file=name))
     assert error.value.fix == "-o roofline.png"

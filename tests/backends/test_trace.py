@@ -17,7 +17,7 @@ from jsonschema import Draft202012Validator
 from strategies import graphs
 
 import gpuir
-from gpuir.backends.terminal import Layout
+from gpuir.backends.terminal import Terminal
 from gpuir.backends.trace import trace
 from gpuir.ir.graph import Graph
 from gpuir.report.answer import Answer
@@ -46,7 +46,7 @@ def summary(profile: str = "eager", target: str = "a100", text: str = LAYERS) ->
 
 
 def read(*summaries: Answer) -> list[Event]:
-    text = trace(summaries, Layout())
+    text = trace(summaries, Terminal())
     assert isinstance(text, str)
     found = json.loads(text)
     events: list[Event] = found["traceEvents"]
@@ -238,10 +238,10 @@ def test_training_shows_its_phases(tmp_path: Path):
 
 def test_a_trace_is_the_same_twice_and_compressed_where_the_file_says_so():
     s = summary()
-    text, packed = trace([s], Layout()), trace([s], Layout(file="a/b.json.gz"))
-    assert text == trace([s], Layout(40, True, 1)) and isinstance(packed, bytes)
+    text, packed = trace([s], Terminal()), trace([s], Terminal(file="a/b.json.gz"))
+    assert text == trace([s], Terminal(40, True, 1)) and isinstance(packed, bytes)
     assert gzip.decompress(packed).decode() == text
-    assert packed == trace([s], Layout(file="c.gz"))
+    assert packed == trace([s], Terminal(file="c.gz"))
 
 
 @pytest.mark.slow

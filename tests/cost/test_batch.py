@@ -18,7 +18,7 @@ from gpuir.ir.errors import ModelError
 from gpuir.ir.notes import Tile
 from gpuir.ir.types import f16, f32
 from gpuir.targets.load import load_target
-from gpuir.targets.target import Table
+from gpuir.targets.target import FrozenTable
 
 TARGETS = (
     *("a100", "a100+sms=77+dram.bytes_per_s=2e12", "t4+clock_hz=1.2e9", "h100-sxm", "l4", "mi300x"),
@@ -63,7 +63,7 @@ def test_kernels_of_several_families_on_targets_one_after_another():
 def test_what_a_calibration_measured_nearby_holds_in_a_batch():
     works = [sized.gemm(m, 768.0, 3072.0, f32) for m in (1.0, 77.0, 4096.0)]
     point = "b=1 m=77 n=768 k=3072 bytes=9909948 flops=363331584 ops=0"
-    local = replace(load_target("a100"), local=Table({f"gemm f32.{point}": 1.2}))
+    local = replace(load_target("a100"), local=FrozenTable({f"gemm f32.{point}": 1.2}))
     assert_costed_as_alone(works, local)
     plain, moved = (Batch.of(works).on(x).time_s for x in (load_target("a100"), local))
     assert moved[1] > 1.05 * plain[1]

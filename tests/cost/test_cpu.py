@@ -19,7 +19,7 @@ from gpuir.cost.tile import estimate, predict
 from gpuir.cost.work import WeightBytes
 from gpuir.ir.types import f32
 from gpuir.targets.load import load_target
-from gpuir.targets.target import Flops, Table
+from gpuir.targets.target import Flops, FrozenTable
 
 CPU = load_target("cpu")
 ENCODER = Path(__file__).parents[2] / "examples" / "encoder.onnx"
@@ -160,7 +160,7 @@ def test_a_cpu_with_every_rate_raised_is_never_slower(name: str):
     faster = replace(
         CPU,
         clock_hz=CPU.clock_hz * 1.5,
-        flops_per_s=Flops(Table({d: r * 1.5 for d, r in CPU.flops_per_s.vector.items()})),
+        flops_per_s=Flops(FrozenTable({d: r * 1.5 for d, r in CPU.flops_per_s.vector.items()})),
         dram=replace(CPU.dram, bytes_per_s=CPU.dram_bytes_per_s * 1.5),
         l2=replace(CPU.l2, bytes_per_s=CPU.l2_bytes_per_s * 1.5),
     )

@@ -18,14 +18,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuir.cost.data import OfArchitecture, table
-from gpuir.cost.explain import LONGEST, Line, explained, number, terms
+from gpuir.cost.explain import LONGEST, SheetLine, explained, number, terms
 from gpuir.cost.learned import Interval, Trained
 from gpuir.cost.reading import work_of
 from gpuir.cost.table import PREDICTORS
 from gpuir.ir.errors import UsageError
 from gpuir.ir.types import f16, f32
 from gpuir.targets.load import load_target
-from gpuir.targets.target import Table
+from gpuir.targets.target import FrozenTable
 
 A100 = load_target("a100")
 
@@ -138,7 +138,7 @@ def test_a_cost_of_another_version_states_itself():
     assert explained(op, tile, A100, cost)[: len(lines)] == lines
     later = replace(cost, time_s=2 * cost.time_s, by="tile@9")
     lines = explained(op, tile, A100, later)
-    assert lines[-1] == Line("time", later.time_s, "s", source="as tile@9 says")
+    assert lines[-1] == SheetLine("time", later.time_s, "s", source="as tile@9 says")
     assert {"waves", "compute", "memory", "latency"} <= {line.name for line in lines}
 
 
@@ -161,8 +161,8 @@ def test_the_ends_of_the_interval_name_their_backtest(monkeypatch):
 
 def test_the_backtest_of_a_calibration_is_named():
     """Where the target's own makes an interval wider, its ends and its source are told."""
-    ends = Table({"stream.low": 0.2, "stream.high": 5.0})
-    sources = Table({**A100.sources, "backtest": "calibrated on a busy machine"})
+    ends = FrozenTable({"stream.low": 0.2, "stream.high": 5.0})
+    sources = FrozenTable({**A100.sources, "backtest": "calibrated on a busy machine"})
     mine = replace(A100, name="mine", backtest=ends, sources=sources)
     op = mapped("add", f32, (4096, 4096), (4096, 4096))
     for target in (A100, mine):

@@ -25,7 +25,7 @@ from gpuir.cost.work import Work
 from gpuir.ir.errors import TargetError
 from gpuir.ir.types import f16, f32
 from gpuir.targets.load import load_target
-from gpuir.targets.target import Table
+from gpuir.targets.target import FrozenTable
 
 A100 = load_target("a100")
 DRAWN = st.sampled_from(TARGETS)
@@ -166,9 +166,9 @@ def test_factors_lie_within_their_bounds_and_say_what_they_are(name):
 )
 def test_factors_that_no_family_has_are_refused(path: str, message: str):
     with pytest.raises(TargetError) as error:
-        check_factors(replace(A100, factors=Table({path: 1.1})))
+        check_factors(replace(A100, factors=FrozenTable({path: 1.1})))
     assert message in error.value.fix
-    check_factors(replace(A100, factors=Table({"stream.hbm share": 1.1})))
+    check_factors(replace(A100, factors=FrozenTable({"stream.hbm share": 1.1})))
 
 
 @pytest.mark.parametrize("name", ["a100", "t4", "h100-sxm", "mi300x", "cpu"])

@@ -13,7 +13,7 @@ from gpuir.cost import local, sized, work
 from gpuir.cost.tile import predict
 from gpuir.ir.types import f16, f32
 from gpuir.targets.load import dump_target, load_target
-from gpuir.targets.target import Table
+from gpuir.targets.target import FrozenTable
 
 A100 = load_target("a100")
 ROWS = sized.rows(4096.0, 1024.0, f32, "softmax")
@@ -23,14 +23,15 @@ ENCODER = Path(__file__).parents[2] / "examples" / "encoder.onnx"
 def knowing(*measured: tuple[work.Work, float], target=A100):
     """The target, with works that took so many times what was predicted."""
     points = {f"{local.label(w)}.{local.point(local.columns(w))}": ratio for w, ratio in measured}
-    return replace(target, local=Table(points))
+    return replace(target, local=FrozenTable(points))
 
 
 def ratio(w: work.Work, target) -> float:
     """The time on the device with corrections, over that without."""
     launch = target.launch_s
     times = [
-        predict(w, t, model={}).time_s[0] - launch for t in (target, replace(target, local=Table()))
+        predict(w, t, model={}).time_s[0] - launch
+        for t in (target, replace(target, local=FrozenTable()))
     ]
     return times[0] / times[1]
 
@@ -96,7 +97,7 @@ def test_a_target_with_every_rate_raised_is_still_never_slower():
 
 def test_it_is_written_and_read_again(tmp_path):
     there = knowing((ROWS, 1.2), (sized.gemm(512.0, 512.0, 512.0, f16), 0.9))
-    sources = Table({**there.sources, "local": "measured"})
+    sources = FrozenTable({**there.sources, "local": "measured"})
     text = dump_target(replace(there, name="mine", sources=sources))
     assert '[local."reduce softmax f32"]' in text
     (tmp_path / "mine.toml").write_text(text)
@@ -119,5 +120,5 @@ def test_it_is_explained():
 
 def test_points_of_other_columns_correct_nothing():
     there = knowing((ROWS, 1.2))
-    odd = Table({**there.local, "reduce softmax f32.i=4096 bytes=9 flops=9 ops=1": 1.5})
+    odd = FrozenTable({**there.local, "reduce softmax f32.i=4096 bytes=9 flops=9 ops=1": 1.5})
     assert ratio(ROWS, replace(there, local=odd)) == ratio(ROWS, there)

@@ -27,7 +27,7 @@ from gpuir.ir.verify import faults
 from gpuir.ops import kernel as k
 from gpuir.ops import tensor as t
 from gpuir.targets.load import load_target
-from gpuir.targets.target import Flops, Table, Target
+from gpuir.targets.target import Flops, FrozenTable, Target
 
 A100 = load_target("a100")
 NAMES = ("a100", "t4", "h100-sxm", "l4", "p4", "v100", "b200", "mi300x", "x86-64-v4")
@@ -168,7 +168,7 @@ def raised(target: Target, factors: list[float]) -> Target:
     flops = target.flops_per_s
 
     def rates(table):
-        return Table({name: rate * next(f) for name, rate in table.items()})
+        return FrozenTable({name: rate * next(f) for name, rate in table.items()})
 
     change = dataclasses.replace
     return change(

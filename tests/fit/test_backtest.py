@@ -27,7 +27,7 @@ from gpuir.fit.score import score
 from gpuir.ir.notes import Tile
 from gpuir.ir.types import f32
 from gpuir.targets.load import load_target
-from gpuir.targets.target import Table
+from gpuir.targets.target import FrozenTable
 
 pytestmark = pytest.mark.slow
 
@@ -152,7 +152,7 @@ def test_intervals_are_by_how_familiar_a_gpu_is(
     intervals = {p: interval_of(e) for p, e in errors.items()}
     stream = replace(shipped()["stream"], intervals=intervals)
     monkeypatch.setattr("gpuir.cost.tile.shipped", lambda: {**shipped(), "stream": stream})
-    target = replace(load_target(name), factors=Table(factors), local=Table(local))
+    target = replace(load_target(name), factors=FrozenTable(factors), local=FrozenTable(local))
     (cost,) = costs_of([(ADDS, Tile(()))], target)
     assert cost.interval is not None
     assert np.log(cost.interval[1] / cost.time_s) == pytest.approx(ends[place], rel=1e-6)

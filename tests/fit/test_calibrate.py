@@ -17,7 +17,7 @@ from gpuir.fit.calibrate import NOTHING, WAYS, calibration, chosen, ends_of, wit
 from gpuir.fit.campaign import read_plan, shipped_plan
 from gpuir.fit.collect import MeasuredRow, batches_of
 from gpuir.targets.load import load_target
-from gpuir.targets.target import Table, Target
+from gpuir.targets.target import FrozenTable, Target
 
 pytestmark = pytest.mark.slow
 
@@ -142,12 +142,12 @@ def test_a_backtest_makes_no_interval_narrower():
         plain = predict(work, target)
         family = family_of(work, target).name
         for low, high in ((0.99, 1.01), (0.1, 1.0), (1.0, 9.0)):
-            told = Table({f"{family}.low": low, f"{family}.high": high})
+            told = FrozenTable({f"{family}.low": low, f"{family}.high": high})
             found = predict(work, replace(target, backtest=told))
             assert (found.time_s == plain.time_s).all()
             assert (found.low_s <= np.minimum(plain.low_s, low * plain.time_s) * 1.000001).all()
             assert (found.high_s >= np.maximum(plain.high_s, high * plain.time_s) * 0.999999).all()
-        other = Table({"experts.low": 0.1, "experts.high": 9.0})
+        other = FrozenTable({"experts.low": 0.1, "experts.high": 9.0})
         assert (predict(work, replace(target, backtest=other)).high_s == plain.high_s).all()
 
 

@@ -15,7 +15,7 @@ from torch.nn import functional as F  # noqa: E402
 
 import gpuir  # noqa: E402
 from gpuir.frontends.torch.load import functional  # noqa: E402
-from gpuir.frontends.torch.program import Program  # noqa: E402
+from gpuir.frontends.torch.program import TorchProgram  # noqa: E402
 from gpuir.ir.types import f16, f32  # noqa: E402
 from gpuir.ops import tensor as t  # noqa: E402
 from validation.agreement.inductor import autocasting  # noqa: E402
@@ -47,7 +47,7 @@ class Recorded(torch.fx.Interpreter):
 
 
 def by_torch(module: nn.Module, x: torch.Tensor) -> dict[str, Any]:
-    program = functional(Program(module, (x,)).export())
+    program = functional(TorchProgram(module, (x,)).export())
     graph_module = program.graph_module
     given = [on_gpu(n.meta["val"]) for n in graph_module.graph.find_nodes(op="placeholder")]
     recorded = Recorded(graph_module)

@@ -27,7 +27,7 @@ from gpuir.ir.phases import phase_of
 from gpuir.ir.verify import verify
 from gpuir.ops import tensor as t
 from gpuir.passes.shard import words as vocabulary
-from gpuir.passes.shard.shard import Shard
+from gpuir.passes.shard.shard import ShardPass
 
 ENCODER = Path(__file__).parents[1] / "small_encoder.onnx"  # of four layers
 SMALL = LLAMA | {
@@ -130,7 +130,7 @@ def main_node(made: Graph, v: Value, op: Op) -> Node | None:
 def is_conserved(g: Graph, how: dict[str, Any], ranks: int) -> None:
     """All ranks together do each op once, but for those that the plan lists as repeated, and what
     is added moves cells and masks them; they have each cell of each weight once, or it is whole."""
-    shard = Shard(ranks, **how)
+    shard = ShardPass(ranks, **how)
     try:
         repeated = shard.plan(g).repeated()
     except UsageError:

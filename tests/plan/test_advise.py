@@ -11,7 +11,7 @@ from gpuir.ir.errors import ModelError
 from gpuir.ir.graph import Graph, Level, Node
 from gpuir.ir.notes import Cost
 from gpuir.plan.advise import Bench, Trial, advise
-from gpuir.plan.changes import Change, Setup
+from gpuir.plan.changes import ModelChange, Setup
 from gpuir.report.answer import Answer, Details, Device
 from gpuir.targets.profile import load_profile
 
@@ -43,7 +43,7 @@ def answer(
 
 
 def trial(before: Answer, after: Answer) -> Trial:
-    change = Change("stack", "x", "y", lambda s: s)
+    change = ModelChange("stack", "x", "y", lambda s: s)
     return Trial((change,), SETUP, before, after)
 
 

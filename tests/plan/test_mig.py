@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from gpuir.ir.errors import UsageError
 from gpuir.plan.mig.reasons import PART, TURN, causes, reasons
-from gpuir.plan.mig.search import Kind, Search, parts_of, search
-from gpuir.plan.mig.timetable import DAY_S, Stretch, read_day, timetable
-from gpuir.plan.mig.workloads import DoesNotFit, Part, Setting, Workload
+from gpuir.plan.mig.search import GpuKind, Search, parts_of, search
+from gpuir.plan.mig.timetable import DAY_S, DayStretch, read_day, timetable
+from gpuir.plan.mig.workloads import DoesNotFit, ServingSetting, SharedSlice, Workload
 from gpuir.report.answer import Answer, Needs
 from gpuir.simulate.sharing import Load
 from gpuir.targets.load import load_target
@@ -44,15 +44,15 @@ def runs(*models: tuple[float, float, float]):
     return run
 
 
-def setting(*workloads: Workload, models=((0.01, 0.002, 1.0),), **more) -> Setting:
-    return Setting(workloads, runs(*models), **more)
+def setting(*workloads: Workload, models=((0.01, 0.002, 1.0),), **more) -> ServingSetting:
+    return ServingSetting(workloads, runs(*models), **more)
 
 
 FOUR = setting(Workload("bert", 0, 4), models=((0.01, 0.004, 1.0),))
 
 
 def test_four_equal_models_get_a_slice_each_where_their_work_does_not_scale():
-    found = search([Kind("a30")], FOUR, ways=("mig", "serial", "time-slicing"), requests=200)
+    found = search([GpuKind("a30")], FOUR, ways=("mig", "serial", "time-slicing"), requests=200)
     best = found.outcomes[0]
     assert str(best.gpus[0].geometry) == "1g.6gb+1g.6gb+1g.6gb+1g.6gb"
     assert best.throughput == pytest.approx(4 * 0.014 / (0.004 + 0.04), rel=0.01)
@@ -62,7 +62,7 @@ def test_four_equal_models_get_a_slice_each_where_their_work_does_not_scale():
 
 
 def test_modes_without_mig_are_among_the_plans():
-    found = search([Kind("t4")], FOUR, requests=200)
+    found = search([GpuKind("t4")], FOUR, requests=200)
     assert {x.gpus[0].seats[0].part.how for x in found.outcomes} == {
         "one at a time",
         "time slicing",
@@ -72,7 +72,7 @@ def test_modes_without_mig_are_among_the_plans():
 
 
 def test_with_mig_alone_every_model_has_a_slice():
-    found = search([Kind("a100")], FOUR, ways=("mig",), requests=200)
+    found = search([GpuKind("a100")], FOUR, ways=("mig",), requests=200)
     assert found.outcomes
     for outcome in found.outcomes:
         assert all(len(seat.members) <= 1 for seat in outcome.gpus[0].seats)
@@ -83,7 +83,7 @@ def test_deadline_decides():
     """A model that is quick enough on a large slice alone."""
     models = ((0.01, 0.0, 1.0), (0.004, 0.0, 1.0))
     some = setting(Workload("batch", 0, 2), Workload("live", 1, 1, Load(20.0, 0.03)), models=models)
-    found = search([Kind("a30")], some, ways=("mig",), requests=1000)
+    found = search([GpuKind("a30")], some, ways=("mig",), requests=1000)
     best = found.outcomes[0]
     assert best.missed == 0
     assert any(
@@ -100,7 +100,7 @@ def test_deadline_decides():
 
 def test_model_that_fits_no_slice_but_the_large():
     some = setting(Workload("big", 0, 1), models=((0.01, 0.0, 8.0),))
-    found = search([Kind("a30")], some, requests=100)
+    found = search([GpuKind("a30")], some, requests=100)
     assert {x.target for x in found.left} == {"a30:1g.6gb"}
     assert 2 * GIB < found.left[0].missing_bytes < 4 * GIB
     best = found.outcomes[0]
@@ -109,27 +109,29 @@ def test_model_that_fits_no_slice_but_the_large():
 
 def test_model_that_fits_nowhere():
     with pytest.raises(UsageError, match="big fits none of the given GPUs") as error:
-        search([Kind("a30"), Kind("t4")], setting(Workload("big", 0), models=((0.01, 0, 40.0),)))
+        search(
+            [GpuKind("a30"), GpuKind("t4")], setting(Workload("big", 0), models=((0.01, 0, 40.0),))
+        )
     assert "a30 has" in str(error.value) and "less than it needs" in str(error.value)
 
 
 def test_models_that_do_not_fit_together():
     with pytest.raises(UsageError, match="fit no division"):
-        search([Kind("t4")], setting(Workload("a", 0, 3, Load(1.0)), models=((0.01, 0, 8.0),)))
+        search([GpuKind("t4")], setting(Workload("a", 0, 3, Load(1.0)), models=((0.01, 0, 8.0),)))
 
 
 def test_jobs_one_after_another_need_the_memory_of_one():
     jobs = setting(Workload("job", 0, 3), models=((0.01, 0, 8.0),))
-    found = search([Kind("t4")], jobs, requests=100)
+    found = search([GpuKind("t4")], jobs, requests=100)
     assert [x.gpus[0].seats[0].part.mode for x in found.outcomes] == ["serial"]
 
 
 def test_memory_counts_a_context_for_each_process():
     one = setting(Workload("a", 0, 2), models=((0.01, 0, 6.0),))
-    one.tenants(Part("t4", "mps"), "GPU", (0, 0))
+    one.tenants(SharedSlice("t4", "mps"), "GPU", (0, 0))
     with pytest.raises(DoesNotFit):
         setting(Workload("a", 0, 2), models=((0.01, 0, 7.5),)).tenants(
-            Part("t4", "mps"), "GPU", (0, 0)
+            SharedSlice("t4", "mps"), "GPU", (0, 0)
         )
 
 
@@ -141,7 +143,7 @@ speeds = st.tuples(st.floats(0.001, 0.05), st.floats(0.0, 0.01), st.just(0.5))
 def test_choice_is_that_of_trying_all(models, objective):
     """On an A30, each model on one slice alone: as good as the best of all assignments."""
     some = setting(*(Workload(f"m{i}", i) for i in range(len(models))), models=tuple(models))
-    made = Search([Kind("a30")], some, objective, 100, ways=("mig",))
+    made = Search([GpuKind("a30")], some, objective, 100, ways=("mig",))
     chosen = made.found().outcomes
 
     def worth(where: tuple[str, ...]) -> float:
@@ -166,7 +168,7 @@ def test_choice_is_that_of_trying_all(models, objective):
 @given(st.lists(speeds, min_size=2, max_size=4), st.sampled_from(["throughput", "fairness"]))
 def test_never_worse_than_the_plain_choice(models, objective):
     some = setting(*(Workload(f"m{i}", i) for i in range(len(models))), models=tuple(models))
-    made = Search([Kind("a100-sxm-40gb")], some, objective, 100, ways=("mig",))
+    made = Search([GpuKind("a100-sxm-40gb")], some, objective, 100, ways=("mig",))
     plain = made._plain("a100-sxm-40gb", geometries(mig_of(load_target("a100"))))
     assert plain is not None
     best = made.found().outcomes[0]
@@ -178,7 +180,7 @@ def test_several_gpus_hold_what_one_cannot():
         Workload("a", 0, 6), Workload("b", 1, 2, Load(30.0, 0.05)),
         models=((0.02, 0.001, 4.0), (0.005, 0.001, 4.0)),
     )  # fmt: skip
-    kinds = [Kind("a30", 2, 1.0), Kind("t4", 1, 0.4)]
+    kinds = [GpuKind("a30", 2, 1.0), GpuKind("t4", 1, 0.4)]
     found = search(kinds, some, requests=300, ways=("mig", "time-slicing"))
     best = found.outcomes[0]
     assert len(best.gpus) == 3 and len(best.served) == 8
@@ -189,10 +191,10 @@ def test_several_gpus_hold_what_one_cannot():
 def test_more_models_than_seats_take_turns():
     """Ten models on two GPUs, and fourteen on an A30: more than the sets that are tried first."""
     many = setting(Workload("a", 0, 10), models=((0.01, 0.001, 0.3),))
-    found = search([Kind("t4", 2)], many, requests=100)
+    found = search([GpuKind("t4", 2)], many, requests=100)
     assert {len(s.members) for g in found.outcomes[0].gpus for s in g.seats} == {5}
     many = setting(Workload("a", 0, 14), models=((0.01, 0.001, 0.3),))
-    found = search([Kind("a30")], many, requests=100, ways=("mig", "serial"))
+    found = search([GpuKind("a30")], many, requests=100, ways=("mig", "serial"))
     assert any(x.gpus[0].geometry is not None for x in found.outcomes)
 
 
@@ -200,7 +202,7 @@ def test_more_models_than_seats_take_turns():
 @given(st.lists(speeds, min_size=3, max_size=5))
 def test_several_gpus_never_do_worse_than_dealing_models_out(models):
     some = setting(*(Workload(f"m{i}", i) for i in range(len(models))), models=tuple(models))
-    made = Search([Kind("a30"), Kind("t4")], some, "throughput", 100)
+    made = Search([GpuKind("a30"), GpuKind("t4")], some, "throughput", 100)
     dealt = made._dealt()
     assert dealt is not None
     best = made.found().outcomes[0]
@@ -209,7 +211,7 @@ def test_several_gpus_never_do_worse_than_dealing_models_out(models):
 
 def test_cost_takes_the_fewest_gpus_that_serve():
     some = setting(Workload("live", 0, 2, Load(10.0, 0.1)))
-    kinds = [Kind("a100-sxm-40gb", 2, 3.0), Kind("t4", 2, 0.5)]
+    kinds = [GpuKind("a100-sxm-40gb", 2, 3.0), GpuKind("t4", 2, 0.5)]
     found = search(kinds, some, "cost", requests=300)
     best = found.outcomes[0]
     assert best.missed == 0 and best.usd_per_hour == 0.5
@@ -217,14 +219,14 @@ def test_cost_takes_the_fewest_gpus_that_serve():
 
 def test_host_threads_are_shared_by_all_slices():
     models = ((0.0, 0.01, 0.5),)  # nothing but host
-    few = search([Kind("a30")], setting(Workload("a", 0, 4), models=models, host_threads=2))
-    many = search([Kind("a30")], setting(Workload("a", 0, 4), models=models, host_threads=4))
+    few = search([GpuKind("a30")], setting(Workload("a", 0, 4), models=models, host_threads=2))
+    many = search([GpuKind("a30")], setting(Workload("a", 0, 4), models=models, host_threads=4))
     assert many.outcomes[0].throughput == pytest.approx(4, rel=0.02)
     assert few.outcomes[0].throughput == pytest.approx(2, rel=0.02)
 
 
 def test_causes_add_up():
-    found = search([Kind("t4")], FOUR, requests=200)
+    found = search([GpuKind("t4")], FOUR, requests=200)
     for outcome in found.outcomes:
         for served in outcome.served:
             reference = found.references[0]
@@ -235,7 +237,7 @@ def test_causes_add_up():
 
 
 def test_ways_to_share():
-    assert parts_of("a30", 1) == (Part("a30"),)
+    assert parts_of("a30", 1) == (SharedSlice("a30"),)
     assert [p.mode for p in parts_of("a30:2g.12gb", 2)] == ["serial", "time-slicing"]
     assert parts_of("a30", 2, ("mig",)) == ()
 
@@ -286,10 +288,10 @@ def changing(rates: list[float], **more):
     some = setting(Workload("batch", 0, 2), Workload("live", 1, 1, Load(1.0, 0.05)), models=models)
     ends = [DAY_S * (i + 1) / len(rates) for i in range(len(rates))]
     day = [
-        Stretch(start, end, (None, rate))
+        DayStretch(start, end, (None, rate))
         for start, end, rate in zip([0.0, *ends], ends, rates, strict=False)
     ]
-    return timetable(day, [Kind("a30")], some, "throughput", requests=300, ways=("mig",), **more)
+    return timetable(day, [GpuKind("a30")], some, "throughput", requests=300, ways=("mig",), **more)
 
 
 def test_divided_anew_where_the_load_asks_for_it():

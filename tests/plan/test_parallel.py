@@ -16,7 +16,7 @@ import gpuir
 from gpuir.cli.main import main
 from gpuir.cli.plan import measured
 from gpuir.passes.microbatch import Microbatch
-from gpuir.plan.parallel import Choice, Model, least_bytes, least_s, search, space
+from gpuir.plan.parallel import Choice, ModelBounds, least_bytes, least_s, search, space
 from gpuir.simulate.parallel import Parallel
 
 ENCODER = Path(__file__).parents[1] / "encoder.onnx"
@@ -43,7 +43,7 @@ def steps(training: gpuir.Graph):
     return simulate
 
 
-def the_model(training: gpuir.Graph) -> Model:
+def the_model(training: gpuir.Graph) -> ModelBounds:
     return measured(training, gpuir.load_cluster(CLUSTER), 32)
 
 

@@ -18,10 +18,10 @@ from gpuir.plan.lookups import busiest, times
 from gpuir.plan.milp import Highs
 from gpuir.plan.sharding import (
     Collective,
-    Found,
-    Placement,
-    Plan,
-    Setting,
+    FoundPlacement,
+    PlacementPlan,
+    PlacementSetting,
+    TablePlacement,
     check,
     options,
     reasons,
@@ -40,8 +40,8 @@ def line(start: float, rate: float) -> Collective:
     return lambda kind, count: start + count / rate * (2 if kind == "all_reduce" else 1)
 
 
-def setting(gpus: int, memory: float = 64e9, **more: object) -> Setting:
-    s = Setting(A100, gpus, memory, 4096, line(1e-5, 1e11))
+def setting(gpus: int, memory: float = 64e9, **more: object) -> PlacementSetting:
+    s = PlacementSetting(A100, gpus, memory, 4096, line(1e-5, 1e11))
     return replace(s, **more)
 
 
@@ -56,13 +56,13 @@ SOME = (
 )
 
 
-def every(tables: tuple[EmbeddingTable, ...], s: Setting) -> float:
+def every(tables: tuple[EmbeddingTable, ...], s: PlacementSetting) -> float:
     """The time of the quickest of all placements."""
     ways = check(tables, s)
     s = replace(s, waits_s=max(o.waits_s for some in ways for o in some))
     choices = [
         [
-            Placement(t, o, on)
+            TablePlacement(t, o, on)
             for o in some
             for on in (
                 [tuple(range(s.gpus))] if o.everywhere else combinations(range(s.gpus), o.parts)
@@ -70,7 +70,7 @@ def every(tables: tuple[EmbeddingTable, ...], s: Setting) -> float:
         ]
         for t, some in zip(tables, ways, strict=True)
     ]
-    plans = (Plan(s, chosen) for chosen in product(*choices))
+    plans = (PlacementPlan(s, chosen) for chosen in product(*choices))
     return min(p.time_s for p in plans if p.fits)
 
 
@@ -89,7 +89,7 @@ def test_small_cases_are_as_good_as_every_placement(
     assert gpus == 1 or found.proven
 
 
-def laws(found: Found, tables: tuple[EmbeddingTable, ...], s: Setting) -> None:
+def laws(found: FoundPlacement, tables: tuple[EmbeddingTable, ...], s: PlacementSetting) -> None:
     plan = found.plan
     assert [p.table for p in plan.placements] == list(tables)
     assert plan.fits and plan.time_s == pytest.approx(sum(plan.parts.values()))

@@ -9,7 +9,7 @@ import pytest
 
 import gpuir
 from gpuir.ir.errors import ModelError
-from gpuir.plan.sweep import Series, sweep
+from gpuir.plan.sweep import SizeSeries, sweep
 from gpuir.report.answer import Answer
 from gpuir.run.analysis import lowering
 from gpuir.targets.prices import Price
@@ -108,12 +108,12 @@ def test_best_cliffs_and_ends_of_a_series():
         point(16, 3.9),  # 4.1: the best that fits
         point(32, 4.0, reserved=11),  # 8, but it does not fit
     )
-    s = Series("t4", "ort", "batch", (), points)
+    s = SizeSeries("t4", "ort", "batch", (), points)
     assert s.best is points[4]
     assert s.cliffs == ((points[2], points[3]),)
     assert s.unfit is points[5]
     assert s.busy is points[2]
-    nothing = Series("t4", "ort", "batch", (), (replace(points[5]),))
+    nothing = SizeSeries("t4", "ort", "batch", (), (replace(points[5]),))
     assert nothing.best is None and nothing.busy is nothing.points[0]
 
 
@@ -122,7 +122,7 @@ def test_along_a_length_work_is_items_times_it():
         replace(point(1, time_s), dims=(("seq", size),), batch=4)
         for size, time_s in ((8, 1.0), (16, 1.5), (32, 3.5))
     )
-    s = Series("t4", "ort", "seq", (), points)
+    s = SizeSeries("t4", "ort", "seq", (), points)
     assert [s.rate(p) for p in points] == pytest.approx([32, 4 * 16 / 1.5, 4 * 32 / 3.5])
     assert s.best is points[1] and s.cliffs == ((points[1], points[2]),)
     assert s.lost(points[1], points[2]) == pytest.approx(1 - (32 / 3.5) / (16 / 1.5))

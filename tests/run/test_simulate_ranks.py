@@ -25,7 +25,7 @@ from gpuir.ir.verify import verify
 from gpuir.ops.kernel import Collective, KernelOp
 from gpuir.passes.partition.balance import roofline_s
 from gpuir.passes.partition.partition import Partition, partition
-from gpuir.passes.shard.shard import Shard
+from gpuir.passes.shard.shard import ShardPass
 from gpuir.simulate.memory import memory
 from gpuir.simulate.microbatches import PartTimes, run_pipeline, task_orders
 from gpuir.simulate.parallel import ContextExchange
@@ -154,9 +154,9 @@ def test_plans_of_a_model_share_what_they_have_in_common(
 ):
     """Weights are cut once for all stages of ZeRO, and forward and backward passes costed once."""
     calls: list[str] = []
-    cut, costed = Shard.run, gpuir.run.ranks.costed
+    cut, costed = ShardPass.run, gpuir.run.ranks.costed
 
-    def counted(self: Shard, g: Graph) -> Graph:
+    def counted(self: ShardPass, g: Graph) -> Graph:
         calls.append(self.by)
         return cut(self, g)
 
@@ -164,13 +164,13 @@ def test_plans_of_a_model_share_what_they_have_in_common(
         calls.append("kernels")
         return costed(g, **given)
 
-    monkeypatch.setattr(Shard, "run", counted)
+    monkeypatch.setattr(ShardPass, "run", counted)
     monkeypatch.setattr(gpuir.run.ranks, "costed", analyzed)
     plans = [gpuir.Parallel(tp=2, dp=2, pp=2, microbatches=2, zero=zero) for zero in (0, 1)]
     alone = [gpuir.simulate_ranks(training, "dgx-a100", plan).step for plan in plans]
     assert calls == ["tensor", "data", *["kernels"] * 8] * 2
     calls.clear()
-    common = gpuir.run.ranks.Common()
+    common = gpuir.run.ranks.SharedByPlans()
     both = [gpuir.simulate_ranks(training, "dgx-a100", plan, common=common).step for plan in plans]
     assert calls == ["tensor", "data", *["kernels"] * 8, "data", *["kernels"] * 2]
     assert [step_report(s, 64).fields() for s in both] == [

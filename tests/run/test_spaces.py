@@ -19,7 +19,7 @@ import gpuir
 from gpuir.ir.errors import GpuirError, UsageError
 from gpuir.plan.space.engines import find_engine
 from gpuir.plan.space.space import read_space
-from gpuir.run.spaces import MANIFEST, Sweep
+from gpuir.run.spaces import MANIFEST, SpaceSweep
 from gpuir.store import Store
 from gpuir.targets.profile import under
 
@@ -77,7 +77,7 @@ def swept(path, out, engine="local", workers=1):
 
 
 def begun(path, out, store=""):
-    return Sweep(read_space(path), str(out), str(store))
+    return SpaceSweep(read_space(path), str(out), str(store))
 
 
 def rows_of(out):

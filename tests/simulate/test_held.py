@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import gpuir
-from gpuir.passes.partition.partition import Part, partition
+from gpuir.passes.partition.partition import PartGraphs, partition
 from gpuir.simulate.held import PartBytes, held_bytes, part_bytes
 from gpuir.simulate.memory import memory
 from gpuir.simulate.microbatches import Task, task_orders
@@ -25,7 +25,7 @@ CHAIN = """graph @g {
 MB = 4 << 20  # of each tensor
 
 
-def bytes_of(part: Part) -> PartBytes:
+def bytes_of(part: PartGraphs) -> PartBytes:
     named = {
         "forward": part.forward,
         "backward": part.backward,

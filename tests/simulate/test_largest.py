@@ -7,13 +7,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuir.simulate.largest import largest
-from gpuir.simulate.layout import Layout, Moment, Storage
+from gpuir.simulate.layout import Allocation, MemoryLayout, Moment
 from gpuir.simulate.memory import Memory
 
 
 def holding(size: int, available: int) -> Memory:
     """One allocation of so many MiB, of so many that there are."""
-    layout = Layout((Storage("w", "weights", size << 20),), (0,), (1,), (Moment((), ()),))
+    layout = MemoryLayout((Allocation("w", "weights", size << 20),), (0,), (1,), (Moment((), ()),))
     return Memory(layout, (size << 20,), available << 20)
 
 

@@ -6,18 +6,18 @@ from hypothesis import strategies as st
 
 import gpuir
 from gpuir.simulate.overlap import overlapped
-from gpuir.simulate.streams import Job
+from gpuir.simulate.streams import StreamJob
 
 
 def test_a_collective_is_hidden_behind_what_does_not_read_it():
-    jobs = [Job(0, 2.0, 0.5, ()), Job(0, 3.0, 0.25, (0,)), Job(0, 4.0, 0.5, ())]
+    jobs = [StreamJob(0, 2.0, 0.5, ()), StreamJob(0, 3.0, 0.25, (0,)), StreamJob(0, 4.0, 0.5, ())]
     found = overlapped(jobs, [0, 1, 0], 2)
     assert found.shared.starts == [0, 2, 2] and found.shared.ends == [2, 5, 6]
     assert found.exposed_s == (0.0,)
 
 
 def test_what_reads_it_waits():
-    jobs = [Job(0, 2.0, 1.0, ()), Job(0, 3.0, 0.25, (0,)), Job(0, 4.0, 1.0, (1,))]
+    jobs = [StreamJob(0, 2.0, 1.0, ()), StreamJob(0, 3.0, 0.25, (0,)), StreamJob(0, 4.0, 1.0, (1,))]
     found = overlapped(jobs, [0, 1, 0], 2)
     assert found.shared.ends == [2, 5, 9] and found.exposed_s == (3.0,)
     assert found.shared.causes == [-1, 0, 1]
@@ -25,13 +25,13 @@ def test_what_reads_it_waits():
 
 def test_it_takes_its_share_of_the_device():
     """A kernel that fills the device goes on with three quarters of it while 3 s are sent."""
-    jobs = [Job(0, 3.0, 0.25, ()), Job(0, 4.0, 1.0, ())]
+    jobs = [StreamJob(0, 3.0, 0.25, ()), StreamJob(0, 4.0, 1.0, ())]
     found = overlapped(jobs, [1, 0], 2)
     assert found.shared.ends == pytest.approx([3.0, 3.0 + (4.0 - 3.0 * 0.75)])
 
 
 def test_what_is_sent_last_is_exposed():
-    found = overlapped([Job(0, 1.0, 1.0, ()), Job(0, 2.0, 0.1, (0,))], [0, 1], 2)
+    found = overlapped([StreamJob(0, 1.0, 1.0, ()), StreamJob(0, 2.0, 0.1, (0,))], [0, 1], 2)
     assert found.exposed_s == (2.0,)
 
 
@@ -40,7 +40,7 @@ def works(draw):
     n = draw(st.integers(1, 20))
     times = st.floats(0.0, 5.0)
     jobs = [
-        Job(
+        StreamJob(
             draw(times),
             draw(times),
             draw(st.floats(0.01, 1.0)),

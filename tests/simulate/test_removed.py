@@ -20,7 +20,7 @@ from gpuir.ir.graph import Graph
 from gpuir.ir.phases import phase_of
 from gpuir.ops import tensor as t
 from gpuir.passes.partition import homes
-from gpuir.run.ranks import Common, cuts
+from gpuir.run.ranks import SharedByPlans, cuts
 
 TOKENS = 64
 REMOVABLE = ("norm", "act", "drop", "residual", "scale", "identity")
@@ -175,7 +175,7 @@ def training_step(case: Case, without: Removed | None) -> Graph:
 def exchanged(case: Case, g: Graph) -> list[tuple[str, str]]:
     """What ranks of tp send each other in forward passes, and when these run again: an op less may
     make another cut the cheaper one."""
-    *_, g = g, *Common().cut(g, tuple(cuts(case.parallel)))
+    *_, g = g, *SharedByPlans().cut(g, tuple(cuts(case.parallel)))
     sent = ((n, n.op) for n in g.nodes if phase_of(n) in (None, "recomputed"))
     return sorted(
         (op.fn, str(n.results[0].type))

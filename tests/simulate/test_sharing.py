@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuir.simulate.sharing import POWER, Common, Load, Tenant, simulate, speeds
+from gpuir.simulate.sharing import POWER, Load, SharedResources, Tenant, simulate, speeds
 
-NONE = Common({}, 0.0)
+NONE = SharedResources({}, 0.0)
 
 
 def tenant(name: str = "a", time_s: float = 0.01, load: Load | None = None, **more) -> Tenant:
@@ -37,7 +37,7 @@ def test_who_uses_little_of_it_loses_little():
 
 
 def test_time_slices_lose_what_switching_takes():
-    common = Common({}, 0.1)
+    common = SharedResources({}, 0.1)
     two = [tenant(needs={"time": 1.0}, sliced="time")] * 2
     assert [x.of for x in speeds(two, common)] == pytest.approx([0.45, 0.45])
     assert speeds(two[:1], common)[0].of == 1.0
@@ -45,21 +45,21 @@ def test_time_slices_lose_what_switching_takes():
 
 def test_limits_of_the_host():
     four = [tenant(needs={"host": 0.5})] * 4
-    assert speeds(four, Common({"host": 2.0}, 0.0))[0].of == pytest.approx(1.0)
-    assert speeds(four, Common({"host": 1.0}, 0.0))[0].of == pytest.approx(0.5)
+    assert speeds(four, SharedResources({"host": 2.0}, 0.0))[0].of == pytest.approx(1.0)
+    assert speeds(four, SharedResources({"host": 1.0}, 0.0))[0].of == pytest.approx(0.5)
 
 
 def test_power_slows_the_clock_of_all():
     two = [tenant(watts=100.0), tenant(watts=100.0)]
-    found = speeds(two, Common({}, 0.0, watts={"": 128.0}, bend=0.5))
+    found = speeds(two, SharedResources({}, 0.0, watts={"": 128.0}, bend=0.5))
     assert [x.of for x in found] == pytest.approx([0.8, 0.8])
     assert found[0].lost == pytest.approx({POWER: 0.25})
-    assert speeds(two[:1], Common({}, 0.0, watts={"": 128.0}))[0].of == 1.0
+    assert speeds(two[:1], SharedResources({}, 0.0, watts={"": 128.0}))[0].of == 1.0
 
 
 def test_each_board_has_its_own_power():
     some = [tenant(watts=100.0, board="a"), tenant(watts=100.0, board="a"), tenant(board="b")]
-    found = speeds(some, Common({}, 0.0, watts={"a": 100.0, "b": 10.0}))
+    found = speeds(some, SharedResources({}, 0.0, watts={"a": 100.0, "b": 10.0}))
     assert [x.of for x in found] == pytest.approx([0.5, 0.5, 1.0])
 
 
@@ -136,7 +136,7 @@ def test_turns_are_one_at_a_time():
 
 def test_loops_beside_each_other_share_the_device():
     some = [tenant(str(i), needs={"time": 0.8}, sliced="time") for i in range(4)]
-    found = simulate(some, Common({}, 0.1), requests=400)
+    found = simulate(some, SharedResources({}, 0.1), requests=400)
     assert sum(x.rate * 0.008 for x in found) == pytest.approx(0.9)
     assert found[0].lost["time"] == pytest.approx(1 / (found[0].rate * 0.01) - 1, rel=0.01)
 

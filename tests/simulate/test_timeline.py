@@ -18,7 +18,7 @@ from gpuir.ir.graph import Graph
 from gpuir.simulate.launches import Found, Launch, Repeat, written_out
 from gpuir.simulate.timeline import Timeline, costed_launches, timeline, together
 from gpuir.targets.profile import NO_HOST, Copies, Host, Profile, load_profile
-from gpuir.targets.target import Table
+from gpuir.targets.target import FrozenTable
 
 US = 1e-6
 
@@ -101,7 +101,7 @@ def test_a_view_takes_the_host_its_own_time_and_t1():
 def test_the_dearest_kind_of_its_kernels_decides_an_ops_t2():
     """call 10, T1 2, T2 50, T4 3; behind a copy of the weight (20), T5 1 and what is missing,
     45."""
-    slow = replace(HOST, before=Table({"conv": 50 * US}))
+    slow = replace(HOST, before=FrozenTable({"conv": 50 * US}))
     t = run([launch("a", 1, kind="conv"), launch("b", 1)], stack(slow))
     assert microseconds(t.starts) == [65, 79]
     t = run([launch("a", 1, kind="copy"), launch("a", 1, kind="conv"), launch("b", 1)], stack(slow))

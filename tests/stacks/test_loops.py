@@ -15,7 +15,7 @@ from gpuir.ir.graph import Graph
 from gpuir.ir.verify import verify
 from gpuir.stacks.inductor.innermost import innermost
 from gpuir.stacks.inductor.loops.fuse import FuseLoops
-from gpuir.stacks.inductor.loops.storage import Storage
+from gpuir.stacks.inductor.loops.storage import StoredValues
 from gpuir.stacks.table import pipeline
 
 LOOPS = "masks,bmm,canonicalize,channels_last,split_norms,split_sums,fuse_loops,legalize"
@@ -66,7 +66,7 @@ def test_what_a_product_has_put_into_memory_is_read_from_there():
       out %z, %s
     }
     """)
-    storage = Storage(Flow(g), FuseLoops())
+    storage = StoredValues(Flow(g), FuseLoops())
     storage.run()
     (total,) = (x for x in storage.loops if {v.name for v in x.writes} == {"s"})
     assert {v.name for v in total.reads} == {"m"}

@@ -8,7 +8,7 @@ import pytest
 
 from gpuir.ir.graph import Graph
 from gpuir.passes.views import Views
-from gpuir.stacks.legalize import Legalize
+from gpuir.stacks.legalize import LegalizeForStack
 from gpuir.text import parse
 
 # A slice for a pointwise reader, and a transpose for a product behind it.
@@ -52,7 +52,7 @@ class Nothing(Views):
 
 
 @dataclass(frozen=True)
-class Mine(Legalize):
+class Mine(LegalizeForStack):
     name = "mine"
 
     def views(self, g: Graph) -> Views:
@@ -62,12 +62,12 @@ class Mine(Legalize):
 @pytest.mark.parametrize(
     "stack, profile, kinds",
     [
-        (Legalize(), None, "copy map view view gemm"),
-        (Legalize(), "eager", "view map view view gemm"),
-        (Legalize(strides=False), "ort", "copy map view view gemm"),
+        (LegalizeForStack(), None, "copy map view view gemm"),
+        (LegalizeForStack(), "eager", "view map view view gemm"),
+        (LegalizeForStack(strides=False), "ort", "copy map view view gemm"),
         (Mine(), "eager", "copy map copy copy gemm"),
     ],
 )
-def test_a_stack_says_what_is_a_view(stack: Legalize, profile: str | None, kinds: str):
+def test_a_stack_says_what_is_a_view(stack: LegalizeForStack, profile: str | None, kinds: str):
     g = stack.run(replace(parse(TEXT), profile=profile))
     assert [n.op.name.removeprefix("k.") for n in g.nodes] == kinds.split()

@@ -12,7 +12,7 @@ from gpuir.ir.graph import Graph, Level
 from gpuir.targets.host import HostMachine, dump_host, host_names, load_host
 from gpuir.targets.load import load_target
 from gpuir.targets.profile import load_profile, on_same_host, profile_of, under
-from gpuir.targets.target import Table
+from gpuir.targets.target import FrozenTable
 
 OURS = """\
 name = "ours"
@@ -83,7 +83,7 @@ def test_all_of_a_profiles_times_are_as_much_longer(here):
         both = exp(hypot(log(plain.host.uncertainty), log(1.5)))
         assert there.host.uncertainty == pytest.approx(both)
         assert there.host.launch_s == 2 * plain.host.launch_s
-        assert there.host.before == Table({k: 2 * v for k, v in plain.host.before.items()})
+        assert there.host.before == FrozenTable({k: 2 * v for k, v in plain.host.before.items()})
         assert there.machine == "ours.toml" and plain.machine == "reference"
     assert there.decode is not None and plain.decode is not None
     assert there.decode.call_s == 2 * plain.decode.call_s
@@ -156,7 +156,7 @@ def test_what_is_lowered_runs_on_another_host():
 
 
 def test_what_was_measured_reads_back(here):
-    host = HostMachine("ours", 'a "server"', 0.96, uncertainty=1.1, sources=Table({
+    host = HostMachine("ours", 'a "server"', 0.96, uncertainty=1.1, sources=FrozenTable({
         "slowdown": "measured", "uncertainty": "assumed: so",
     }))  # fmt: skip
     (here / "it.toml").write_text(dump_host(host), encoding="utf-8")

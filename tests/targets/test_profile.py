@@ -21,7 +21,7 @@ from gpuir.targets.profile import (
     load_profile,
     profile_names,
 )
-from gpuir.targets.target import Table
+from gpuir.targets.target import FrozenTable
 
 ROOT = Path(__file__).parents[2]
 DATA = ROOT.parent / "shared" / "data"
@@ -73,9 +73,11 @@ def test_eagers_host_is_what_the_measurements_give():
 
 
 def test_a_host_may_be_scaled():
-    host = Host(1, 2, 3, 4, 5, 6, 7, queue=9, graph_s=8, before=Table({"conv": 10.0}))
+    host = Host(1, 2, 3, 4, 5, 6, 7, queue=9, graph_s=8, before=FrozenTable({"conv": 10.0}))
     twice = host.scaled(2)
-    assert twice == Host(2, 4, 6, 8, 10, 12, 14, queue=9, graph_s=8, before=Table({"conv": 20.0}))
+    assert twice == Host(
+        2, 4, 6, 8, 10, 12, 14, queue=9, graph_s=8, before=FrozenTable({"conv": 20.0})
+    )
 
 
 # ---- a user's own ------------------------------------------------------------------------------

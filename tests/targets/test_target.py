@@ -25,7 +25,7 @@ from gpuir.ir.types import (
     u8,
 )
 from gpuir.targets.load import load_target, target_names
-from gpuir.targets.target import Table
+from gpuir.targets.target import FrozenTable
 
 
 def test_a100_has_the_numbers_of_its_datasheet():
@@ -122,8 +122,8 @@ def test_a_target_is_immutable_hashable_and_travels_between_processes():
 
 
 def test_a_table_is_a_mapping_that_hashes():
-    table = Table({"f16": 1.0, "f32": 2.0})
+    table = FrozenTable({"f16": 1.0, "f32": 2.0})
     assert dict(table) == {"f16": 1.0, "f32": 2.0} == table
     assert len(table) == 2 and "f16" in table
-    assert hash(table) == hash(Table({"f32": 2.0, "f16": 1.0}))
+    assert hash(table) == hash(FrozenTable({"f32": 2.0, "f16": 1.0}))
     assert repr(table) == "Table({'f16': 1.0, 'f32': 2.0})"

@@ -197,7 +197,7 @@ def choice(template: str, **kwargs: Any) -> Any:
 
 
 def seen_by(top: int = 2) -> Any:
-    return inductor.Seen(gpuir.load_target("a100"), top, False)
+    return inductor.SeenConfigurations(gpuir.load_target("a100"), top, False)
 
 
 BLOCK = {"BLOCK_M": 64, "BLOCK_N": 64, "BLOCK_K": 32, "num_warps": 4, "num_stages": 3}

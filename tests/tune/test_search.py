@@ -11,7 +11,7 @@ import gpuir
 from gpuir.cost.generated.legal import is_legal
 from gpuir.cost.nest import Tiles
 from gpuir.ir.errors import UsageError
-from gpuir.tune.search import KEPT, SEARCHES, Grid, check_search, search
+from gpuir.tune.search import KEPT, SEARCHES, TileGrid, check_search, search
 from gpuir.tune.space import Predictions, predict, size
 
 GEMM = gpuir.kernel("gemm", target="h100-sxm", m=2048, n=4096, k=1024)
@@ -77,7 +77,7 @@ def test_tiles_are_written_as_a_library_writes_its_own():
 
 def test_a_grid_finds_its_own_tiles_and_their_neighbours():
     tiles = gpuir.candidates(GEMM)
-    grid = Grid.of(tiles, size(GEMM.work, tiles))
+    grid = TileGrid.of(tiles, size(GEMM.work, tiles))
     assert (grid.find(grid.at) == np.arange(len(grid.at))).all()
     assert (grid.find(grid.at + np.array(grid.sizes)) == -1).all()
     near = grid.around(np.array([100]))

@@ -19,14 +19,14 @@ from decoders import SERVED
 
 pytest.importorskip("torch")
 
-from gpuir.cli.commands import Row
+from gpuir.cli.commands import ScoredRow
 from gpuir.cli.main import main
 from gpuir.fit.tables import MeasuredTable
 
 SHARED = Path(__file__).parents[3] / "shared/data"
 
 
-def given_by(row: Row) -> float:
+def given_by(row: ScoredRow) -> float:
     """The number that a row's command line prints, or that its call returns."""
     if not row.text.startswith("gpuir "):
         import gpuir
@@ -43,7 +43,7 @@ def given_by(row: Row) -> float:
     return float(found)
 
 
-def check(rows: Iterable[Row]) -> None:
+def check(rows: Iterable[ScoredRow]) -> None:
     rows = list(rows)
     assert rows
     for row in rows:
@@ -106,13 +106,13 @@ KERNEL: dict[str, object] = {"device": "a100", "op": "softmax", "dtype": "f16", 
 UNSAID = {"gather", "dequantise", "lstm", "gru", "rnn"}
 
 
-def timed(table: MeasuredTable, count: int | None = None) -> list[tuple[str, Row]]:
+def timed(table: MeasuredTable, count: int | None = None) -> list[tuple[str, ScoredRow]]:
     """Rows of a table of kernels with their operators; of each batch so many, drawn."""
     import numpy as np
 
     from gpuir.cli.eval import commanded
 
-    found: list[tuple[str, Row]] = []
+    found: list[tuple[str, ScoredRow]] = []
     rng = random.Random(0)
     for batch in table.batches:
         few = range(len(batch)) if count is None else rng.sample(range(len(batch)), count)
@@ -156,7 +156,7 @@ def test_kernels_command(tmp_path: Path):
     path = str(written(tmp_path / "k.csv", [KERNEL | {"rows": 64, "cols": 128}]))
     result = CliRunner().invoke(main, ["eval", "kernels", path, "--commands"])
     number, _, call = result.stdout.strip().split(maxsplit=2)
-    check([Row(float(number), "s", call)])
+    check([ScoredRow(float(number), "s", call)])
     result = CliRunner().invoke(main, ["eval", "kernels", path, "--commands", "--calibrate", "1"])
     assert result.exit_code and "--calibrate" in result.output
 
@@ -212,7 +212,7 @@ SPACE: dict[str, list[int]] = {
 }
 
 
-def tuned(path: Path, most: int = 9) -> list[Row]:
+def tuned(path: Path, most: int = 9) -> list[ScoredRow]:
     from validation.tuned import read
     from validation.tuning import commanded
 
@@ -279,7 +279,7 @@ PERCEPTRONS: dict[str, object] = {
 }
 
 
-def stepped(path: Path) -> list[Row]:
+def stepped(path: Path) -> list[ScoredRow]:
     from validation import dlrm
 
     return [row for t in dlrm.evaluate([str(path)]) for row in dlrm.rows(t)]
@@ -373,7 +373,7 @@ RUN: dict[str, object] = {
 CORE = {"framework": "NeMo / Megatron Core", "sharding": "", "activation_checkpointing": ""}
 
 
-def trained(path: Path) -> Iterable[Row]:
+def trained(path: Path) -> Iterable[ScoredRow]:
     from validation import training
 
     return (f.row for f in training.evaluate(str(path), None).forecasts)
@@ -421,7 +421,7 @@ BATCH: dict[str, object] = {
 }
 
 
-def served(path: Path) -> Iterable[Row]:
+def served(path: Path) -> Iterable[ScoredRow]:
     from validation import batches
 
     found = batches.forecast(batches.read(path).cases, lambda _: None)
@@ -489,7 +489,7 @@ COLLECTIVE: dict[str, object] = {
 }
 
 
-def communicated(path: Path) -> list[Row]:
+def communicated(path: Path) -> list[ScoredRow]:
     from gpuir.cost.collective import weights
     from gpuir.fit import collectives as fit
     from validation import collectives
@@ -549,7 +549,7 @@ SLICE: dict[str, object] = {
 }
 
 
-def sliced(path: Path) -> list[Row]:
+def sliced(path: Path) -> list[ScoredRow]:
     from validation import mig
 
     return [mig.commanded(c) for c in mig.evaluate(path).cases if not c.op.endswith(mig.SCALED)]

@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from gpuir.backends.table import FORMATS
-from gpuir.backends.terminal import Layout
+from gpuir.backends.terminal import Terminal
 from gpuir.cli.main import main
 from gpuir.cost import tensor
 from gpuir.cost.learned import factors, shipped
@@ -324,7 +324,7 @@ def test_every_row_is_scored_or_counted(tmp_path: Path, times: None):
     held = next(c for c in cases if c.apart)
     assert held.predicted == pytest.approx(1e3 * 114 * 999 / mig.NODES["redhat"])
     assert found.skipped["quality: smells odd"] == 1
-    text = json.loads(str(FORMATS["json"](mig.report([found]), Layout())))
+    text = json.loads(str(FORMATS["json"](mig.report([found]), Terminal())))
     (alone_row,) = [r for r in text["rows"] if r["op"] == "one instance, others idle"]
     assert (alone_row["target"], alone_row["n"], alone_row["model"]) == ("a30", 1, "bert-99.9")
     assert text["kind"] == "mig" and not text["fits"][0]["measured"]
@@ -464,12 +464,12 @@ def test_neighbours_slow_a_slice_once_they_want_more_than_the_board_has(monkeypa
 
 def test_a_factor_of_power_is_no_calibration():
     from gpuir.cost.local import calibrated
-    from gpuir.targets.target import Table
+    from gpuir.targets.target import FrozenTable
 
     a30, work = load_target("a30"), work_of(gemm())
     assert list(a30.factors) == ["tensor.joules mma"]
     assert not calibrated(work, "tensor", a30)
-    more = Table({**a30.factors, "tensor.l2 share mma": 1.1})
+    more = FrozenTable({**a30.factors, "tensor.l2 share mma": 1.1})
     assert calibrated(work, "tensor", replace(a30, factors=more))
 
 

@@ -14,7 +14,7 @@ pytest.importorskip("torch")
 import gpuir
 from gpuir.cli.main import main
 from gpuir.cost.habits import Kernels
-from gpuir.frontends.torch.program import Program
+from gpuir.frontends.torch.program import TorchProgram
 from gpuir.ir.errors import UsageError
 from gpuir.ops import kernel as k
 from gpuir.ops import tensor as t
@@ -179,7 +179,7 @@ def sizes(model: dict[str, object] = DENSE, **changes: object) -> Sizes:
     return found
 
 
-def program(made: Sizes, layers: int, batch: int, seq: int) -> Program:
+def program(made: Sizes, layers: int, batch: int, seq: int) -> TorchProgram:
     return zoo.decoder(batch, seq, **asdict(made) | {"layers": layers})
 
 

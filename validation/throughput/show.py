@@ -14,7 +14,7 @@ from typing import Any
 from gpuir.backends import structured
 from gpuir.backends.picture import FORMS, picture
 from gpuir.backends.scores import SCHEMA
-from gpuir.backends.terminal import Layout, Page
+from gpuir.backends.terminal import Page, Terminal
 from gpuir.cli.output import check_ahead, emit, layout, note
 from gpuir.cost.tile import BY
 from gpuir.ir.errors import UsageError
@@ -85,7 +85,7 @@ def _chosen(table: Table, models: Sequence[str]) -> Table:
 
 
 def report(
-    tables: Sequence[Table], results: Sequence[Result], shape: Layout, each: bool = False
+    tables: Sequence[Table], results: Sequence[Result], shape: Terminal, each: bool = False
 ) -> str:
     page = Page(shape.width, shape.color)
     files = ", ".join(t.file for t in tables)

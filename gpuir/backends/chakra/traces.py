@@ -26,7 +26,7 @@ from gpuir.backends.chakra.schema import (
     delimited,
     messages,
 )
-from gpuir.backends.terminal import Layout
+from gpuir.backends.terminal import Terminal
 from gpuir.backends.texts import only
 from gpuir.files import Folder
 from gpuir.ir.errors import UsageError
@@ -34,11 +34,11 @@ from gpuir.ir.graph import Graph
 from gpuir.ops import kernel as k
 from gpuir.ops import tensor as t
 from gpuir.report.answer import Answer
-from gpuir.report.kernels import Kernel, kernels_of
+from gpuir.report.kernels import KernelRow, kernels_of
 from gpuir.report.units import quantity
 from gpuir.simulate.launches import MOST_SPREAD, written_out
 from gpuir.simulate.microbatches import Pipelined
-from gpuir.simulate.step import Run, Step
+from gpuir.simulate.step import GraphRun, Step
 from gpuir.simulate.timeline import Timeline, costed_launches
 
 PREFIX = "workload"
@@ -47,10 +47,10 @@ LEFT_OUT = "the host, where a long loop is unrolled: times are those of the kern
 Axes = tuple[tuple[int, ...], tuple[int, ...]]  # sizes and strides of a group of ranks
 
 
-def chakra(summaries: Sequence[Answer], _: Layout) -> Folder:
+def chakra(summaries: Sequence[Answer], _: Terminal) -> Folder:
     """What `traces` gives of one run."""
     s = only(summaries, "chakra")
-    return traces([Program.of([_Ran(s.device.name, s.graph, s.timeline, s.kernels)])])
+    return traces([StageProgram.of([_Ran(s.device.name, s.graph, s.timeline, s.kernels)])])
 
 
 def step_traces(step: Step) -> Folder:
@@ -68,16 +68,16 @@ def step_traces(step: Step) -> Folder:
 
     if step.pipelined is None:
         whole = [(_ran(r), r.times) for part in step.parts for r in part.runs]
-        return traces([Program.of([r for r, times in whole for _ in range(times)])])
+        return traces([StageProgram.of([r for r, times in whole for _ in range(times)])])
     return traces([_stage(step, step.pipelined, rank) for rank in range(len(step.parts))])
 
 
-def _stage(step: Step, pipelined: Pipelined, rank: int) -> Program:
+def _stage(step: Step, pipelined: Pipelined, rank: int) -> StageProgram:
     """What a rank of a pipeline does: it has the parts `rank`, `rank` plus the number of ranks,
     and so on of the model."""
     count, parts = len(pipelined.orders), len(pipelined.times)
     known = {id(run): _ran(run) for run in step.parts[rank].runs}
-    walk, entries = _Walk(), list[Entry]()
+    walk, entries = _RankProgress(), list[TraceNode]()
     for task in pipelined.orders[rank]:
         if task.kind == "sums":  # nothing runs: what follows waits
             continue
@@ -105,7 +105,7 @@ def _stage(step: Step, pipelined: Pipelined, rank: int) -> Program:
             nbytes = pipelined.sent_back[part - 1]
             message = Message((part - 1) % count, nbytes, tag + 2 * part - 1, True)
             entries.append(walk.sent(message, pipelined.sends_back[part - 1]))
-    return Program(tuple(known.values()), tuple(entries))
+    return StageProgram(tuple(known.values()), tuple(entries))
 
 
 @dataclass(frozen=True)
@@ -116,7 +116,7 @@ class _Ran:
     target: str
     graph: Graph
     timeline: Timeline
-    kernels: tuple[Kernel, ...]
+    kernels: tuple[KernelRow, ...]
     sums: frozenset[str] = frozenset()
 
     @property
@@ -126,13 +126,13 @@ class _Ran:
         return len(self.timeline.launches) == launches
 
 
-def _ran(run: Run) -> _Ran:
+def _ran(run: GraphRun) -> _Ran:
     found = k.sums_of_gradients(run.graph) if run.name == "last" else ()
     sums = frozenset(v.name for v in found)
     return _Ran(run.gpu, run.graph, run.timeline, kernels_of(run.graph), sums)
 
 
-def traces(stages: Sequence[Program]) -> Folder:
+def traces(stages: Sequence[StageProgram]) -> Folder:
     """Of what the ranks of each stage run, of one without a pipeline: `workload.RANK.et` for each
     rank, and `workload.json` with the groups of ranks that communicate. UsageError where that is
     too much, or a collective has no form in Chakra."""
@@ -159,7 +159,7 @@ class Message:
 
 
 @dataclass(frozen=True)
-class Entry:
+class TraceNode:
     """One node of a trace: a kernel, collectives that are launched together (`call` is the first),
     or, without a kernel, what the host does until a launch. It waits for those whose results it
     reads (`data`) and for others (`control`), such as the one before it on its lane. Ids count
@@ -170,7 +170,7 @@ class Entry:
     data: tuple[int, ...]
     control: tuple[int, ...]
     micros: int
-    kernel: Kernel | None = None
+    kernel: KernelRow | None = None
     message: Message | None = None
 
     @property
@@ -184,16 +184,16 @@ class Entry:
 
 
 @dataclass(frozen=True)
-class Program:
+class StageProgram:
     """What every rank of a stage runs, in order; ranks differ in whom they communicate with."""
 
     runs: Sequence[_Ran] = field(repr=False)
-    steps: tuple[Entry, ...] = field(repr=False)
+    steps: tuple[TraceNode, ...] = field(repr=False)
 
     @classmethod
-    def of(cls, runs: Sequence[_Ran]) -> Program:
+    def of(cls, runs: Sequence[_Ran]) -> StageProgram:
         """Runs one after another."""
-        walk = _Walk()
+        walk = _RankProgress()
         return cls(runs, tuple(x for r in runs for x in walk.steps(r)))
 
     @property
@@ -206,9 +206,9 @@ class Program:
         return list(dict.fromkeys(_axes(x.call) for x in self.steps if x.call))
 
     @cached_property
-    def pieces(self) -> list[bytes | _Calls | Entry]:
+    def pieces(self) -> list[bytes | _Calls | TraceNode]:
         """The nodes in order; those side by side that are alike on all ranks as one."""
-        pieces: list[bytes | _Calls | Entry] = []
+        pieces: list[bytes | _Calls | TraceNode] = []
         for alike, some in groupby(self.steps, lambda x: not x.call and not x.message):
             if alike:
                 pieces.append(b"".join(delimited(_node(x)) for x in some))
@@ -221,7 +221,7 @@ class Program:
 class _World:
     """All ranks: those of one stage are neighbours."""
 
-    stages: tuple[Program, ...]
+    stages: tuple[StageProgram, ...]
 
     @property
     def ranks(self) -> int:
@@ -264,7 +264,7 @@ class _World:
                     parts.append(x)
                 case _Calls():
                     parts.append(x[own[_axes(x.call)]])
-                case Entry():
+                case TraceNode():
                     other = self.place(x.message.stage, rank) if x.message else 0
                     parts.append(delimited(_node(x, 0, (self.place(stage, rank), other))))
         return b"".join(parts)
@@ -291,7 +291,7 @@ class _World:
 class _Calls:
     """A collective: its bytes by the number of the group, made once for all ranks of that group."""
 
-    step: Entry
+    step: TraceNode
     call: t.Collective
     made: dict[int, bytes] = field(default_factory=dict[int, bytes])
 
@@ -322,7 +322,7 @@ class _Lane:
 
 
 @dataclass
-class _Walk:
+class _RankProgress:
     """How far a rank is: runs follow each other on the same lanes."""
 
     count: int = 0
@@ -331,7 +331,7 @@ class _Walk:
     network: _Lane = field(default_factory=_Lane)
     sums: _Lane = field(default_factory=_Lane)
 
-    def steps(self, ran: _Ran, arrived: tuple[int, ...] = ()) -> Iterator[Entry]:
+    def steps(self, ran: _Ran, arrived: tuple[int, ...] = ()) -> Iterator[TraceNode]:
         """What one rank runs, in the order of launches; kernels that read no result wait for what
         has `arrived`."""
         _check_count(ran, self.count)
@@ -349,7 +349,7 @@ class _Walk:
             time_s, waits = next(begun, (0.0, None))
             if (micros := self.host.micros(time_s)) or waits is not None:
                 control = self.host.after(*(() if waits is None else (ids[waits],)))
-                yield self._next(Entry(self.count + 1, "host", (), control, micros), self.host)
+                yield self._next(TraceNode(self.count + 1, "host", (), control, micros), self.host)
             lane = self.network if launch.group else self.compute
             if launch.path[0] in ran.sums:
                 lane = self.sums
@@ -364,7 +364,7 @@ class _Walk:
             control = dict.fromkeys((*ordered, *beside, *self.host.after()))
             taken = 0.0 if kernel.is_unlinked else kernel.cost.time_s + ran.timeline.marks.gap_s
             made.update((v.name, (len(ids),)) for v in kernel.node.results)
-            step = Entry(
+            step = TraceNode(
                 id=self.count + 1,
                 name=kernel.label,
                 data=data,
@@ -375,20 +375,20 @@ class _Walk:
             yield self._next(step, lane)
             ids.append(self.count)
 
-    def received(self, message: Message) -> Entry:
+    def received(self, message: Message) -> TraceNode:
         """What comes from another stage, once the rank is done with what it computes before."""
         self.count += 1
         control = self.compute.after()
-        return Entry(self.count, "receive", (), control, 0, message=message)
+        return TraceNode(self.count, "receive", (), control, 0, message=message)
 
-    def sent(self, message: Message, time_s: float) -> Entry:
+    def sent(self, message: Message, time_s: float) -> TraceNode:
         """What goes to another stage, made by all before it."""
         data = self.compute.after(*self.network.after())
         micros = self.network.micros(time_s)
-        step = Entry(self.count + 1, "send", data, (), micros, message=message)
+        step = TraceNode(self.count + 1, "send", data, (), micros, message=message)
         return self._next(step, self.network)
 
-    def _next(self, step: Entry, lane: _Lane) -> Entry:
+    def _next(self, step: TraceNode, lane: _Lane) -> TraceNode:
         self.count = lane.last = step.id
         return step
 
@@ -421,7 +421,7 @@ def _host(ran: _Ran) -> list[tuple[float, int | None]]:
     return found
 
 
-def _node(step: Entry, group: int = 0, ends: tuple[int, int] = (0, 0)) -> Any:
+def _node(step: TraceNode, group: int = 0, ends: tuple[int, int] = (0, 0)) -> Any:
     """A node of Chakra's. Types of attributes are those that chakra's feeder asks for
     (mlcommons/chakra, `src/feeder/et_feeder_node.cpp`); `time_s`, `op` and `kernel` are ours: the
     time before it was rounded, the kernel's kind and its name. `ends` are the rank and the other

@@ -9,7 +9,7 @@ from typing import Any
 
 from gpuir.backends.analysis import bounds, moment_name, run_names
 from gpuir.report.answer import Answer
-from gpuir.report.equal import Alike, alike, layer, tile_text
+from gpuir.report.equal import EqualKernels, alike, layer, tile_text
 from gpuir.report.kernels import totals
 from gpuir.report.modules import modules
 from gpuir.report.names import node_name
@@ -65,7 +65,7 @@ def _run(name: str, s: Answer, words: Words) -> dict[str, Any]:
     }
 
 
-def _group(x: Alike, s: Answer, words: Words) -> dict[str, Any]:
+def _group(x: EqualKernels, s: Answer, words: Words) -> dict[str, Any]:
     """Equal kernels: what one run of one does, and the lines that lead to its time."""
     one, cost = x.one, x.one.cost
     point = next(iter(points([x])), None)
@@ -111,7 +111,7 @@ def _group(x: Alike, s: Answer, words: Words) -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
-class Part:
+class IciclePart:
     """A part of the time: `parent` is its place in the list, -1 of the whole."""
 
     parent: int
@@ -121,17 +121,19 @@ class Part:
     group: int = -1  # the kernels it is, if it is some
 
 
-def _trees(s: Answer, groups: Sequence[Alike]) -> dict[str, list[Any]]:
-    whole = Part(-1, s.model, sum(x.time_s for x in groups))
+def _trees(s: Answer, groups: Sequence[EqualKernels]) -> dict[str, list[Any]]:
+    whole = IciclePart(-1, s.model, sum(x.time_s for x in groups))
     trees = {"kind": _kinds(whole, groups), "module": _modules(whole, s)}
     if len(phases := s.phases) > 1:
         trees["phase"] = [whole]
         for phase in phases:
             i = len(trees["phase"])
-            trees["phase"].append(Part(0, phase.kind, phase.time_s, _note(phase.bounds)))
+            trees["phase"].append(IciclePart(0, phase.kind, phase.time_s, _note(phase.bounds)))
             of_phase = [x for x in s.running if x.phase == phase.kind]
             trees["phase"] += [
-                Part(i, t.kind, t.time_s, _note(t.bounds)) for t in totals(of_phase) if t.time_s
+                IciclePart(i, t.kind, t.time_s, _note(t.bounds))
+                for t in totals(of_phase)
+                if t.time_s
             ]
     return {
         name: [[p.parent, p.label, p.time_s, p.note, p.group] for p in parts]
@@ -143,18 +145,18 @@ def _note(of_bounds: Sequence[tuple[Any, float]]) -> str:
     return bounds(of_bounds, sum(part for _, part in of_bounds))
 
 
-def _kinds(whole: Part, groups: Sequence[Alike]) -> list[Part]:
+def _kinds(whole: IciclePart, groups: Sequence[EqualKernels]) -> list[IciclePart]:
     """Kinds of kernels, and in them those that are equal."""
     parts = [whole]
     for kind in dict.fromkeys(x.one.kind for x in groups):
         of_kind = [(i, x) for i, x in enumerate(groups) if x.one.kind == kind]
         place = len(parts)
-        parts.append(Part(0, kind, sum(x.time_s for _, x in of_kind)))
+        parts.append(IciclePart(0, kind, sum(x.time_s for _, x in of_kind)))
         shown = [(i, x) for i, x in of_kind if x.time_s >= LEAST_SHARE * whole.time_s]
         for i, x in shown:
             times = f" x{x.runs:,}" if x.runs != 1 else ""
             parts.append(
-                Part(
+                IciclePart(
                     parent=place,
                     label=layer(x),
                     time_s=x.time_s,
@@ -165,7 +167,7 @@ def _kinds(whole: Part, groups: Sequence[Alike]) -> list[Part]:
     return parts
 
 
-def _modules(whole: Part, s: Answer) -> list[Part]:
+def _modules(whole: IciclePart, s: Answer) -> list[IciclePart]:
     """Modules that differ in numbers alone are one."""
     parts, above = [whole], [0]
     for m in modules(s.running):
@@ -173,7 +175,7 @@ def _modules(whole: Part, s: Answer) -> list[Part]:
             continue
         del above[m.depth + 1 :]
         note = f"{m.total.launches:,} launches; {bounds(m.total.bounds, m.total.time_s)}"
-        parts.append(Part(above[-1], ".".join(m.path), m.total.time_s, note))
+        parts.append(IciclePart(above[-1], ".".join(m.path), m.total.time_s, note))
         above.append(len(parts) - 1)
     return parts
 

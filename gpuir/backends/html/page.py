@@ -24,7 +24,7 @@ from gpuir.backends.analysis import (
 )
 from gpuir.backends.html.data import data
 from gpuir.backends.html.plain import table_html
-from gpuir.backends.terminal import Layout, printable
+from gpuir.backends.terminal import Terminal, printable
 from gpuir.ir.errors import UsageError
 from gpuir.report.answer import Answer
 from gpuir.report.table import Table
@@ -38,7 +38,7 @@ LIBRARIES = {  # of the browser: where the package from PyPI holds it
 UNSAFE = str.maketrans({c: f"\\u{ord(c):04x}" for c in "<>&'\u2028\u2029"})
 
 
-def html(summaries: Sequence[Answer], _: Layout) -> str:
+def html(summaries: Sequence[Answer], _: Terminal) -> str:
     """The page: the same text for the same runs. It opens from disk, and asks for nothing."""
     libraries = {name: _library(*place) for name, place in LIBRARIES.items()}
     jinja = _installed("jinja2")

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from html import escape
 from pathlib import Path
 
-from gpuir.backends.terminal import Layout, printable
+from gpuir.backends.terminal import Terminal, printable
 from gpuir.report.table import Column, Drawing, Heading, Notes, Part, Report, Table
 
 CELL = '<{0} class="{1}">{2}</{0}>'
@@ -30,7 +30,7 @@ PAGE = """<!doctype html>
 """
 
 
-def html(report: Report, _: Layout) -> str:
+def html(report: Report, _: Terminal) -> str:
     """One file that asks for nothing: headings, labelled sentences, tables."""
     parts = list(report.parts())
     title = next((x.text for x in parts if isinstance(x, Heading)), "report")

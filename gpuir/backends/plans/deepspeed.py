@@ -9,12 +9,12 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from gpuir.backends.plans.record import Plan
+from gpuir.backends.plans.record import TrainingPlan
 
 NOTES_AT = "gpuir"  # a key that DeepSpeed passes over
 
 
-def deepspeed(plan: Plan) -> str:
+def deepspeed(plan: TrainingPlan) -> str:
     """DeepSpeed's configuration file. What is said elsewhere (pipelines in code) or not at all is
     under the key `gpuir`, which DeepSpeed passes over."""
     p = plan.parallel

@@ -7,14 +7,14 @@ parallelism asks for is in Megatron-FSDP's user guide.
 
 from __future__ import annotations
 
-from gpuir.backends.plans.record import Plan
+from gpuir.backends.plans.record import TrainingPlan
 
 SHARDED = {2: "optim_grads", 3: "optim_grads_params"}  # the strategy by the stage of ZeRO
 
 EXCHANGES = {"heads": "a2a", "keys": "all_gather", "ring": "p2p"}
 
 
-def megatron(plan: Plan) -> str:
+def megatron(plan: TrainingPlan) -> str:
     """Arguments for Megatron-LM's training scripts, as an array of the shell."""
     p = plan.parallel
     given = [

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from gpuir.backends.plans.cuts import CutKind
-from gpuir.backends.plans.record import AXES, Plan
+from gpuir.backends.plans.record import AXES, TrainingPlan
 from gpuir.simulate.parallel import Parallel, PipelineSchedule
 
 BATCHED = ("dp", "ep", "cp")  # gradients are summed over their ranks, which have data of their own
@@ -36,7 +36,7 @@ class _Module:
     notes: list[str] = field(default_factory=list[str])
 
 
-def pytorch(plan: Plan) -> str:
+def pytorch(plan: TrainingPlan) -> str:
     """The text of the module."""
     p, made = plan.parallel, _Module()
     sizes = {a: getattr(p, a) for a in reversed(AXES)}  # a DeviceMesh has neighbours last
@@ -66,7 +66,7 @@ def pytorch(plan: Plan) -> str:
     )
 
 
-def _cut(made: _Module, plan: Plan) -> None:
+def _cut(made: _Module, plan: TrainingPlan) -> None:
     """Tensor parallelism."""
     p = plan.parallel
     if p.tp == 1:
@@ -87,7 +87,7 @@ def _cut(made: _Module, plan: Plan) -> None:
     )
 
 
-def _known_cuts(made: _Module, plan: Plan) -> None:
+def _known_cuts(made: _Module, plan: TrainingPlan) -> None:
     made.imports.append("from torch.distributed.tensor import Replicate, parallel")
     made.lines += (
         "",

@@ -17,7 +17,7 @@ AXES = ("tp", "cp", "ep", "dp", "pp")  # neighbours differ in the first
 
 
 @dataclass(frozen=True)
-class Plan:
+class TrainingPlan:
     """How a training step is spread over ranks. `batch` is how many sequences all ranks take in one
     step; `model` and `cluster` say of what and on what, in words. `cuts` are the modules that ranks
     of `tp` share, and how, where that is known; with `recompute` the backward pass computes each
@@ -61,13 +61,13 @@ class Plan:
 # ---- JSON ----------------------------------------------------------------------------------------
 
 
-def plan_json(plan: Plan) -> str:
+def plan_json(plan: TrainingPlan) -> str:
     """The plan as a JSON object of schema `gpuir.plan/1`."""
     parts = {"ranks": plan.parallel.ranks, "order": AXES, **plain(plan), "cuts": dict(plan.cuts)}
     return json_text(SCHEMA, **parts)
 
 
-def read_plan(text: str, where: str = "<text>") -> Plan:
+def read_plan(text: str, where: str = "<text>") -> TrainingPlan:
     """The plan that `plan_json` wrote, or somebody by hand: `schema`, `batch` and `parallel` are
     needed, degrees that are left out are 1. UsageError for what is not one."""
     try:
@@ -78,7 +78,7 @@ def read_plan(text: str, where: str = "<text>") -> Plan:
     if schema != SCHEMA:
         raise UsageError("not a plan", where=where, expected=SCHEMA, found=repr(schema))
     given = cast(dict[str, Any], found)
-    _check_keys(given, ("schema", "ranks", "order", *(f.name for f in fields(Plan))), where)
+    _check_keys(given, ("schema", "ranks", "order", *(f.name for f in fields(TrainingPlan))), where)
     degrees = given.get("parallel")
     if not isinstance(degrees, dict):
         raise UsageError("no degrees", where=where, expected='"parallel": {"dp": 8, ...}')
@@ -103,7 +103,7 @@ def read_plan(text: str, where: str = "<text>") -> Plan:
     recompute = given.get("recompute", False)
     if not isinstance(recompute, bool):
         raise UsageError("recompute must be true or false", where=where, found=repr(recompute))
-    return Plan(parallel, batch, **names, cuts=cuts, recompute=recompute)
+    return TrainingPlan(parallel, batch, **names, cuts=cuts, recompute=recompute)
 
 
 def _cuts(given: object, where: str) -> Cuts:

@@ -29,7 +29,7 @@ from gpuir.cost import tile as library
 from gpuir.cost.data import known_gpus
 from gpuir.cost.family import Terms
 from gpuir.cost.generated import lanes, matrix, rows
-from gpuir.cost.generated.parts import Counts, power_of_two, sizes_of
+from gpuir.cost.generated.parts import BlockCounts, power_of_two, sizes_of
 from gpuir.cost.learned import Net
 from gpuir.cost.legal import Need
 from gpuir.cost.nest import Tiles, copies_asynchronously, peak_of, runs_on_tensor
@@ -49,7 +49,7 @@ FACTORS: Mapping[Kind, tuple[Factor, ...]] = {
     "rows": rows.FACTORS,
 }
 
-KINDS: Mapping[type[Counts], Kind] = {
+KINDS: Mapping[type[BlockCounts], Kind] = {
     matrix.ProductBlocks: "matrix",
     lanes.Nested: "lanes",
     rows.Streams: "rows",
@@ -120,7 +120,7 @@ def written(work: Work, tiles: Tiles, target: Target) -> tuple[Work, Tiles]:
     return (work, tiles) if tiles.threads else costed_as(work, tiles, target)
 
 
-def counts(work: Work, tiles: Tiles, target: Target) -> Counts | None:
+def counts(work: Work, tiles: Tiles, target: Target) -> BlockCounts | None:
     """What blocks do under tiles; None where the library's formulas are all there is."""
     work, tiles = written(work, tiles, target)
     match kind_of(work, tiles, target):
@@ -137,7 +137,7 @@ def counts(work: Work, tiles: Tiles, target: Target) -> Counts | None:
 def seconds(
     s: Sheet,
     work: Work,
-    counted: Counts,
+    counted: BlockCounts,
     target: Target,
     given: Fitted | None = None,
     *,
@@ -202,7 +202,7 @@ def estimate(
     *,
     s: Sheet | None = None,
     listed: Target | None = None,
-    counted: Counts | None = None,
+    counted: BlockCounts | None = None,
     given: Fitted | None = None,
 ) -> library.Estimate:
     """Seconds of `work` generated with `tiles`: the larger of compute and memory, plus latency, and
@@ -232,7 +232,7 @@ def interval(work: Work, target: Target, time_s: Number) -> tuple[Number, Number
 
 
 def needs(
-    work: Work, tiles: Tiles, target: Target, counted: Counts | None = None
+    work: Work, tiles: Tiles, target: Target, counted: BlockCounts | None = None
 ) -> tuple[Need, ...]:
     """What tiles ask of the target, and of the kernel: registers are not among it, since a compiler
     spills what does not fit. `counted` is what `counts` gave, where that is known."""

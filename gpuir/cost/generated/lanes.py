@@ -20,7 +20,7 @@ from gpuir.cost.family import Terms
 from gpuir.cost.generated.parts import (
     BANKS,
     LINE_BYTES,
-    Counts,
+    BlockCounts,
     clocks,
     conflicts,
     footprint,
@@ -48,7 +48,7 @@ WIDEST = 4.0  # words of a load: 128 bits (PTX ISA, ld)
 
 
 @dataclass(frozen=True)
-class Reads(Counts):
+class Reads(BlockCounts):
     """What the reads of a block come to, added up over operands.
 
     Of a thread, over its life: loads from shared memory and in place, as they are if every value is
@@ -83,7 +83,7 @@ class Reads(Counts):
 
 
 @dataclass(frozen=True)
-class Nested(Counts):
+class Nested(BlockCounts):
     """What a block does, its reads among it."""
 
     reads: Reads

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from gpuir.cost.generated import estimate, needs
-from gpuir.cost.generated.parts import Counts
+from gpuir.cost.generated.parts import BlockCounts
 from gpuir.cost.legal import Need, candidates
 from gpuir.cost.nest import Tiles
 from gpuir.cost.work import Work
@@ -62,7 +62,7 @@ def joined(parts: Sequence[Legal]) -> Legal:
 
 
 def is_legal(
-    work: Work, tiles: Tiles, target: Target, count: int, counted: Counts | None = None
+    work: Work, tiles: Tiles, target: Target, count: int, counted: BlockCounts | None = None
 ) -> Legal:
     """Whether each of `count` tiles, or kernels, can run on the target; `counted` is what their
     blocks do, where that is known."""

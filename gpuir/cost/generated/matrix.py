@@ -18,7 +18,7 @@ from gpuir.cost.family import Terms
 from gpuir.cost.generated.parts import (
     LINE_BYTES,
     MOST_REGISTERS,
-    Counts,
+    BlockCounts,
     clocks,
     grid_of,
     is_amd,
@@ -45,7 +45,7 @@ FACTORS = table("factors/generated_matrix", Factor)
 
 
 @dataclass(frozen=True)
-class ProductBlocks(Counts):
+class ProductBlocks(BlockCounts):
     """What the blocks of a product do."""
 
     wide: bool  # whether the target has instructions of four warps

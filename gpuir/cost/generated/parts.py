@@ -23,7 +23,7 @@ MOST_REGISTERS = 255  # of a thread: CUDA C++ Programming Guide, compute capabil
 
 
 @dataclass(frozen=True)
-class Counts:
+class BlockCounts:
     """What a block does, or the blocks of many kernels and tiles: numbers that no factor changes,
     so that a fit counts once."""
 
@@ -47,7 +47,7 @@ class Counts:
             name: v
             if isinstance(v := getattr(self, name), bool | str)
             else v.on(s)
-            if isinstance(v, Counts)
+            if isinstance(v, BlockCounts)
             else put(v, name)
             for name in names
         }

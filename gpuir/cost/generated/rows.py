@@ -15,7 +15,7 @@ import numpy as np
 from gpuir.cost.data import table
 from gpuir.cost.family import Terms
 from gpuir.cost.generated.parts import (
-    Counts,
+    BlockCounts,
     clocks,
     grid_of,
     joined,
@@ -36,7 +36,7 @@ FACTORS = table("factors/generated_rows", Factor)
 
 
 @dataclass(frozen=True)
-class Streams(Counts):
+class Streams(BlockCounts):
     """What the blocks of a map or a reduction do."""
 
     warps: Number

@@ -40,28 +40,28 @@ from gpuir.ops import tensor as t
 
 
 @dataclass(frozen=True)
-class Cache:
+class KeyValueCache:
     """Keys or values: `all` that are attended to, and the buffer `present` that is given back."""
 
     all: Value
     present: Value
 
 
-def extended(e: Emitter, past: Value | None, new: Value, used: int) -> Cache:
+def extended(e: Emitter, past: Value | None, new: Value, used: int) -> KeyValueCache:
     """`new` behind the first `used` of `past`: written there if the buffer has room for it, as one
     that past and present share does; else behind all of it, in a new tensor."""
     if past is None:
-        return Cache(new, new)
+        return KeyValueCache(new, new)
     held, count = past.type.shape[2], new.type.shape[2]
     if used == held:
         everything = joined(e, (past, new), 2)
-        return Cache(everything, everything)
+        return KeyValueCache(everything, everything)
     if used + count > held:
         everything = joined(e, (part(e, past, 2, 0, used), new), 2)
-        return Cache(everything, everything)
+        return KeyValueCache(everything, everything)
     start = e.fill(used, TensorType((past.type.shape[0],), i64))
     present = written(e, past, new, start, 2)
-    return Cache(part(e, present, 2, 0, used + count), present)
+    return KeyValueCache(part(e, present, 2, 0, used + count), present)
 
 
 def written(
@@ -83,7 +83,7 @@ def written(
 
 
 @dataclass(frozen=True)
-class Scores:
+class SoftmaxSettings:
     """How scores become weights: the settings of `t.attention`."""
 
     scale: float
@@ -108,7 +108,9 @@ class Scores:
         return hidden
 
 
-def attend(e: Emitter, q: Value, k: Value, v: Value, mask: Value | None, how: Scores) -> Value:
+def attend(
+    e: Emitter, q: Value, k: Value, v: Value, mask: Value | None, how: SoftmaxSettings
+) -> Value:
     return e(
         t.Attention(*(q, k, v, mask, how.scale, how.causal, how.offset, how.window, how.softcap))
     )
@@ -152,7 +154,7 @@ def attend_in_stages(
     k: Value,
     v: Value,
     mask: Value | None,
-    how: Scores,
+    how: SoftmaxSettings,
     precision: DType | None = None,
     sink: Value | None = None,
 ) -> Stages:
@@ -197,9 +199,9 @@ def attend_in_stages(
 def attended(
     e: Emitter,
     q: Value,
-    kept: tuple[Cache, Cache],
+    kept: tuple[KeyValueCache, KeyValueCache],
     mask: Value | None,
-    how: Scores,
+    how: SoftmaxSettings,
     *,
     shown: str = "",
     precision: DType | None = None,
@@ -263,7 +265,7 @@ def attention(n: OnnxNode, e: Emitter) -> Results:
     reach = right if right >= 0 else None  # how far ahead a query may see
     if n.attr("is_causal", 0):
         reach = 0
-    how = Scores(
+    how = SoftmaxSettings(
         scale=scale_of_heads(q.type.shape[3]) if scale is None else float(scale),
         causal=reach is not None,
         offset=past + (reach or 0),
@@ -296,7 +298,7 @@ def attention(n: OnnxNode, e: Emitter) -> Results:
     return join_heads(e, y) if flat else y, *rest
 
 
-def in_window(e: Emitter, lengths: Value, s: int, d: int, how: Scores) -> Value:
+def in_window(e: Emitter, lengths: Value, s: int, d: int, how: SoftmaxSettings) -> Value:
     """Which keys the settings leave in view, the queries being the last s of each sequence."""
     dtype = lengths.type.dtype
     start = e(t.Reshape(lengths, (lengths.type.size, 1, 1, 1)))
@@ -332,7 +334,7 @@ def flex_attention(n: OnnxNode, e: Emitter) -> Value:
     scale = scale_of_heads(width) if scale is None else float(scale)
     change_scores, change_weights = n.attr("score_mod"), n.attr("prob_mod")
     if change_scores is None and change_weights is None:
-        return attend(e, q, k, v, None, Scores(scale))
+        return attend(e, q, k, v, None, SoftmaxSettings(scale))
     dtype = q.type.dtype
     precision = n.dtype("softmax_precision", f64 if dtype == f64 else f32)
     scores = e.map("mul", cast(e, times_keys(e, q, k), precision), scale)
@@ -558,7 +560,7 @@ def masked(
     kept = extended(e, past[0], k, used), extended(e, past[1], v, used)
     seen = key_mask(e, mask, b, s, kept[0].all.type.shape[2])
     seen = both(e, seen, added, float(n.attr("mask_filter_value", -1e4)))
-    how = Scores(scale_of(n, width), bool(n.attr("unidirectional", 0)), used)
+    how = SoftmaxSettings(scale_of(n, width), bool(n.attr("unidirectional", 0)), used)
     y, *rest = attended(e, q, kept, seen, how, shown="raw" if n.has_output(3) else "")
     return join_heads(e, y), *rest
 
@@ -699,7 +701,7 @@ def ms_group_query_attention(n: OnnxNode, e: Emitter) -> Results:
         quantized_cache(n, e, past_v, v, used, n.get(13), "v"),
     )
     local = n.attr("local_window_size", -1)
-    how = Scores(
+    how = SoftmaxSettings(
         scale=scale_of(n, width),
         causal=bool(n.attr("causal", 1)),
         offset=used,
@@ -757,7 +759,7 @@ def quantized_cache(
     used: int,
     scale: Value | None,
     side: str,
-) -> Cache:
+) -> KeyValueCache:
     """`extended`, the cache held in 8 bits where it has a scale: for all, or for each channel of
     each head."""
     if past is None or scale is None or n.attr(f"{side}_quant_type", "NONE") == "NONE":
@@ -770,7 +772,7 @@ def quantized_cache(
     one = e.constant(1, new.type.dtype)
     narrow = extended(e, past, quantize(e, divided, one, None, past.type.dtype), used)
     wide = e.map("mul", e(t.Cast(narrow.all, new.type.dtype)), cast(e, scale, new.type.dtype))
-    return Cache(wide, narrow.present)
+    return KeyValueCache(wide, narrow.present)
 
 
 # ---------------------------------------------------------------------------- states

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from gpuir.frontends.onnx.proto import Attributes
-from gpuir.frontends.onnx.steps import Step
+from gpuir.frontends.onnx.steps import NodeStep
 from gpuir.ir.errors import ModelError
 
 STANDARD = ("", "ai.onnx.ml", "ai.onnx.preview")  # the domains that ONNX defines
@@ -94,7 +94,7 @@ SAYS_NOTHING: Mapping[tuple[str, str], str] = {
 }
 
 
-def check_read(key: str, step: Step, version: int, attributes: Attributes) -> tuple[str, ...]:
+def check_read(key: str, step: NodeStep, version: int, attributes: Attributes) -> tuple[str, ...]:
     """Raises for an attribute that the converter of a standard operator has not read, though it may
     matter. Gives those that the operator does not have."""
     if step.domain not in STANDARD:

@@ -9,7 +9,7 @@ import numpy as np
 
 from gpuir.frontends.emit import Emitter
 from gpuir.frontends.idioms import (
-    Window,
+    SlidingWindow,
     column_image,
     matrix_product,
     reshaped,
@@ -259,7 +259,7 @@ def check_window(n: OnnxNode, window: tuple[int, ...]) -> None:
         raise n.refused("kernel_shape is not the shape of the weights", list(window), list(given))
 
 
-def sliding(n: OnnxNode, spatial: tuple[int, ...], window: tuple[int, ...]) -> Window:
+def sliding(n: OnnxNode, spatial: tuple[int, ...], window: tuple[int, ...]) -> SlidingWindow:
     """The padding that `pads`, `auto_pad` and `ceil_mode` come to.
 
     SAME_*: ceil(n / stride) positions, the odd cell of padding at the end (UPPER) or the start.
@@ -298,7 +298,7 @@ def sliding(n: OnnxNode, spatial: tuple[int, ...], window: tuple[int, ...]) -> W
                 extra[i] = max(wanted - high[i], 0)
                 high[i] = max(wanted, 0)
     around = {"low": tuple(low), "high": tuple(high), "extra": tuple(extra)}
-    return Window(window, strides, dilations=dilations, **around)
+    return SlidingWindow(window, strides, dilations=dilations, **around)
 
 
 def add_bias(y: Value, bias: Value | None, e: Emitter) -> Value:

@@ -9,7 +9,7 @@ from typing import Any
 from gpuir.frontends.emit import Emitter, UnknownValue
 from gpuir.frontends.idioms import backwards
 from gpuir.frontends.onnx.node import Converter, OnnxNode
-from gpuir.frontends.onnx.sequence import Grown, Items, NotAppended, Row, taken, whole
+from gpuir.frontends.onnx.sequence import Grown, Items, NotAppended, SequenceItem, taken, whole
 from gpuir.ir.errors import ModelError
 from gpuir.ir.graph import Graph, Value
 from gpuir.ir.types import TensorType, bool_, i64
@@ -40,7 +40,7 @@ def if_(n: OnnxNode, e: Emitter) -> Any:
         n.walk.skip(other)
         return n.walk.inside().enter(taken, ())
     tried = {"then": _branch(n, e, then), "else": _branch(n, e, orelse)}
-    good = {name: b for name, b in tried.items() if isinstance(b, Branch)}
+    good = {name: b for name, b in tried.items() if isinstance(b, ImportedBranch)}
     how = n.walk.how_to_know(n[0])
     if not good:
         raise next(b for b in tried.values() if isinstance(b, ModelError))
@@ -72,7 +72,7 @@ def if_(n: OnnxNode, e: Emitter) -> Any:
     return dearer.splice(e)
 
 
-class Branch:
+class ImportedBranch:
     """A branch imported as a region."""
 
     def __init__(self, emit: Emitter, results: Results):
@@ -125,10 +125,10 @@ def dtypes(results: Sequence[Result]) -> list[object]:
     return [{x.type.dtype for x in v} if isinstance(v, Items) else v.type.dtype for v in results]
 
 
-def _branch(n: OnnxNode, e: Emitter, graph: Any) -> Branch | ModelError:
+def _branch(n: OnnxNode, e: Emitter, graph: Any) -> ImportedBranch | ModelError:
     inner, notes = Emitter("", inside=e), n.walk.notes()
     try:
-        return Branch(inner, n.walk.inside(inner).enter(graph, ()))
+        return ImportedBranch(inner, n.walk.inside(inner).enter(graph, ()))
     except ModelError as error:
         n.walk.forget(notes)
         return error
@@ -162,11 +162,11 @@ def loop(n: OnnxNode, e: Emitter) -> Any:
     n.walk.load.loops.add(n.name)
     starts = n.known(1)
     if n.get(1) is not None and starts is not None and not starts.reshape(-1)[0]:
-        return _Loop(n, e, body, init).unrolled(0)
-    return _Loop(n, e, body, init).convert()
+        return _OnnxLoop(n, e, body, init).unrolled(0)
+    return _OnnxLoop(n, e, body, init).convert()
 
 
-class _Loop:
+class _OnnxLoop:
     def __init__(self, n: OnnxNode, e: Emitter, body: Any, init: Results):
         self.n, self.e, self.body, self.init = n, e, body, init
         self.steps = n.walk.load.steps_of(body)
@@ -320,7 +320,7 @@ class _Loop:
         collected = tuple(next(results) for _ in scans)
         for k, before in sequences.items():
             stacks = [next(results) for _ in appended[k]]
-            last[k] = before.appended(Row(x, i) for i in range(trips) for x in stacks)
+            last[k] = before.appended(SequenceItem(x, i) for i in range(trips) for x in stacks)
         return (*last, *collected)
 
     def check_steady(self, name: str, before: Result, after: Result) -> None:

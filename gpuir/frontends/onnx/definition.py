@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from gpuir.frontends.onnx.messages import messages
 from gpuir.frontends.onnx.proto import NUMBERS, declared_type, kind_of
-from gpuir.frontends.onnx.steps import Step, key_of
+from gpuir.frontends.onnx.steps import NodeStep, key_of
 from gpuir.ir.errors import ModelError
 from gpuir.ir.graph import Loc, Value
 from gpuir.ir.types import DType, TensorType
@@ -134,7 +134,7 @@ def _fits(rank: int, rule: str) -> bool:
 
 
 def diagnosis(
-    step: Step, inputs: Operands, opsets: Mapping[str, int], loc: Loc, error: Exception
+    step: NodeStep, inputs: Operands, opsets: Mapping[str, int], loc: Loc, error: Exception
 ) -> ModelError:
     """The error for a node that a converter failed on: how it breaks its operator's definition,
     what ONNX's own inference has against it, else that it may be our fault."""
@@ -174,7 +174,7 @@ def diagnosis(
     )
 
 
-def _schema(step: Step, opsets: Mapping[str, int]) -> Any:
+def _schema(step: NodeStep, opsets: Mapping[str, int]) -> Any:
     """The operator's definition in the model's opset, else its first; None for one that ONNX does
     not define."""
     from onnx import defs
@@ -196,7 +196,7 @@ def _show(a: AttributeProto) -> str:
     return f"{a.name}={text if len(text) < 60 else kind}"
 
 
-def _breach(schema: Any, step: Step, inputs: Operands) -> tuple[str, str] | None:
+def _breach(schema: Any, step: NodeStep, inputs: Operands) -> tuple[str, str] | None:
     """How a node breaks its operator's definition, where that is plain to see, and what it asks."""
     least, most = schema.min_input, schema.max_input
     if not least <= len(step.inputs) <= most:
@@ -242,7 +242,7 @@ def type_proto(type: TensorType) -> Any:
 
 
 def _inferred(
-    schema: Any, step: Step, inputs: Operands, opsets: Mapping[str, int]
+    schema: Any, step: NodeStep, inputs: Operands, opsets: Mapping[str, int]
 ) -> Mapping[str, Any]:
     """Types by name, by ONNX's own inference for one node; raises many kinds where it fails."""
     import onnx
@@ -259,7 +259,7 @@ def _inferred(
 
 
 def infer(
-    schema: Any, step: Step, inputs: Operands, opsets: Mapping[str, int]
+    schema: Any, step: NodeStep, inputs: Operands, opsets: Mapping[str, int]
 ) -> dict[str, TensorType]:
     """Result types by ONNX's own inference for one node; empty where it fails."""
     try:

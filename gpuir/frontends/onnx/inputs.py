@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from gpuir.frontends.onnx.proto import Dim, declared_type, dim_names, subgraphs, text
-from gpuir.frontends.onnx.state import Load, Shapes
-from gpuir.frontends.onnx.walk import Walk
+from gpuir.frontends.onnx.state import OnnxLoad, Shapes
+from gpuir.frontends.onnx.walk import OnnxWalk
 from gpuir.ir.errors import ModelError, nearest
 from gpuir.ir.types import DType, TensorType
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from onnx import GraphProto
 
 
-def define_inputs(load: Load, graph: GraphProto, walk: Walk) -> None:
+def define_inputs(load: OnnxLoad, graph: GraphProto, walk: OnnxWalk) -> None:
     """Defines the graph's inputs, each of known shape."""
     declared: dict[str, tuple[DType, tuple[Dim, ...] | None]] = {}
     for v in graph.input:
@@ -76,7 +76,7 @@ def define_inputs(load: Load, graph: GraphProto, walk: Walk) -> None:
 
 
 def bind(
-    load: Load,
+    load: OnnxLoad,
     graph: GraphProto,
     declared: Mapping[str, tuple[DType, tuple[Dim, ...] | None]],
     shapes: Shapes,
@@ -125,7 +125,9 @@ def bind(
 
 
 def not_bound(
-    load: Load, declared: Mapping[str, tuple[DType, tuple[Dim, ...] | None]], unbound: Sequence[str]
+    load: OnnxLoad,
+    declared: Mapping[str, tuple[DType, tuple[Dim, ...] | None]],
+    unbound: Sequence[str],
 ) -> ModelError:
     """The error for inputs whose shapes are not known, with a line to copy."""
     names: dict[str, int] = {}
@@ -166,7 +168,7 @@ def not_bound(
     )
 
 
-def check_given(load: Load, unknown: Iterable[str]) -> None:
+def check_given(load: OnnxLoad, unknown: Iterable[str]) -> None:
     """Refuses `values` for what the model neither takes nor computes."""
     for name in sorted(unknown):
         graph = load.source.model.graph

@@ -12,9 +12,9 @@ from gpuir.frontends.model import Model, Weights
 from gpuir.frontends.onnx.inputs import check_given, define_inputs, show_type
 from gpuir.frontends.onnx.proto import declared_type, open_model, text
 from gpuir.frontends.onnx.sequence import Items
-from gpuir.frontends.onnx.state import Load
+from gpuir.frontends.onnx.state import OnnxLoad
 from gpuir.frontends.onnx.steps import domain_of
-from gpuir.frontends.onnx.walk import Walk
+from gpuir.frontends.onnx.walk import OnnxWalk
 from gpuir.ir.errors import GpuirError, ModelError, nearest
 from gpuir.ir.graph import Value
 from gpuir.ir.types import TensorType
@@ -47,7 +47,7 @@ def load(
     opened = open_model(source)
     try:
         return run(
-            Load(
+            OnnxLoad(
                 source=opened,
                 dims=dims,
                 shapes=inputs,
@@ -77,7 +77,7 @@ def load(
         ) from error
 
 
-def run(load: Load) -> Model:
+def run(load: OnnxLoad) -> Model:
     """The graph of the model, walked from its inputs to its outputs, and its weights."""
     model = load.source.model
     graph = model.graph
@@ -96,7 +96,7 @@ def run(load: Load) -> Model:
     )
     emit.builder.framework = "onnx"
     emit.keep(load.names(graph))
-    walk = Walk(load, emit, opsets)
+    walk = OnnxWalk(load, emit, opsets)
     walk.types = {v.name: v.type for v in (*graph.value_info, *graph.output)}
     walk.initializers(graph)
     define_inputs(load, graph, walk)
@@ -123,7 +123,7 @@ def run(load: Load) -> Model:
     return Model(made, weights, tuple(dict.fromkeys(load.warnings)))
 
 
-def check_trip_counts(load: Load) -> None:
+def check_trip_counts(load: OnnxLoad) -> None:
     for name in load.trip_counts:
         if name not in load.loops:
             raise load.source.refused(
@@ -132,7 +132,7 @@ def check_trip_counts(load: Load) -> None:
             )
 
 
-def named_outputs(load: Load, graph: GraphProto, walk: Walk) -> tuple[Value, ...]:
+def named_outputs(load: OnnxLoad, graph: GraphProto, walk: OnnxWalk) -> tuple[Value, ...]:
     """The graph's outputs under the model's names, each a value of its own."""
     emit, builder = walk.emit, walk.emit.builder
     names = [v.name for v in graph.output]
@@ -171,7 +171,7 @@ def named_outputs(load: Load, graph: GraphProto, walk: Walk) -> tuple[Value, ...
     return tuple(renamed.get(v, v) for v in outputs.values())
 
 
-def check_declared(load: Load, output: Any, type: TensorType) -> None:
+def check_declared(load: OnnxLoad, output: Any, type: TensorType) -> None:
     """Warns where an output's declared shape is not what the model computes."""
     if output.type.WhichOneof("value") != "tensor_type":
         return

@@ -67,7 +67,7 @@ def along(e: Emitter, v: Value, rank: int, axis: int) -> Value:
     return e(t.Reshape(v, (v.type.size, *(1,) * (rank - 1 - axis))))
 
 
-class Blocks:
+class ScaleLayout:
     """How scales lie over x: one for all, one for each index of `axis`, or one for each block of
     `size` along it. `split` shapes x to meet them, `spread` shapes a parameter, `join` undoes.
     """
@@ -141,7 +141,7 @@ def dequantize(
     Folded only where that takes no more memory: a known weight stays quantised.
     """
     dtype = dtype or scale.type.dtype
-    blocks = Blocks(e=e, op=op, x=x.type, scale=scale.type, axis=axis, size=block)
+    blocks = ScaleLayout(e=e, op=op, x=x.type, scale=scale.type, axis=axis, size=block)
     fold = x.type.dtype.bits >= dtype.bits or x.type.size <= 1
     y = e(t.Cast(blocks.split(x), dtype), fold=fold)
     if (zero := offset(e, zero_point)) is not None:
@@ -166,7 +166,7 @@ def quantize(
 ) -> Value:
     """saturate(round(x / scale) + zero_point) as `dtype`; the division in `precision`."""
     precision = precision or scale.type.dtype
-    blocks = Blocks(e=e, op=op, x=x.type, scale=scale.type, axis=axis, size=block)
+    blocks = ScaleLayout(e=e, op=op, x=x.type, scale=scale.type, axis=axis, size=block)
     y = blocks.split(cast(e, x, precision))
     y = e.map("div", y, blocks.spread(cast(e, scale, precision)))
     zero = offset(e, zero_point)

@@ -25,7 +25,7 @@ from gpuir.frontends.onnx import contraction, pointwise, reduction
 from gpuir.frontends.onnx.contrib import mask_lengths, mixture
 from gpuir.frontends.onnx.node import Converter, OnnxNode, Results
 from gpuir.frontends.onnx.quant import (
-    Blocks,
+    ScaleLayout,
     dequantize,
     dequantize_linear,
     dynamic_quantize,
@@ -444,7 +444,7 @@ def block_dequantize(
         return dequantize(e, x, scale, zeros, axis, block, op="GatherBlockQuantized")
     shifted = e(t.Cast(x, scale.type.dtype), fold=False)
     shifted = e.map("sub", shifted, cast(e, zeros, scale.type.dtype))
-    blocks = Blocks(
+    blocks = ScaleLayout(
         e=e, op="GatherBlockQuantized", x=shifted.type, scale=scale.type, axis=axis, size=block
     )
     y = e.map("mul", blocks.split(shifted), blocks.spread(scale))

@@ -13,7 +13,7 @@ from gpuir.frontends.recurrence import (
     Activation,
     Cell,
     Direction,
-    Weights,
+    RecurrentWeights,
     columns,
     gru_cell,
     lstm_cell,
@@ -98,7 +98,7 @@ def activations(n: OnnxNode, default: tuple[str, ...], directions: int) -> list[
     return [functions[i : i + width] for i in range(0, len(functions), width)]
 
 
-def weights(n: OnnxNode, direction: int, e: Emitter, reset_last: bool) -> Weights:
+def weights(n: OnnxNode, direction: int, e: Emitter, reset_last: bool) -> RecurrentWeights:
     """Everything but the recurrence is done for all time steps at once: X W + b, steps first."""
     w, r = (pick(e, n[i], 0, direction) for i in (1, 2))
     gates = e(t.Matmul(n[0], transposed(e, w, (1, 0))))
@@ -120,7 +120,7 @@ def weights(n: OnnxNode, direction: int, e: Emitter, reset_last: bool) -> Weight
     if n.op == "LSTM" and (given := n.get(7)) is not None:
         row = pick(e, given, 0, direction)
         peepholes = tuple(columns(e, row, i, hidden) for i in range(3))
-    return Weights(gates, cut, waits, peepholes)
+    return RecurrentWeights(gates, cut, waits, peepholes)
 
 
 CUTS = ((0, 2), (2, 1))  # gates that a GRU's products make, from which on and how many
@@ -179,7 +179,9 @@ def column_of(e: Emitter, lengths: Value | None, batch: int) -> Value | None:
     return e(t.Reshape(e(t.Cast(lengths, i64)), (batch, 1)))
 
 
-Way = tuple[Cell, Weights, tuple[Value, ...]]  # through time: with the states that it starts from
+Way = tuple[
+    Cell, RecurrentWeights, tuple[Value, ...]
+]  # through time: with the states that it starts from
 
 
 def in_directions(

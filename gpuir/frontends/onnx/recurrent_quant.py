@@ -40,7 +40,7 @@ def dynamic_quantize_lstm(n: OnnxNode, e: Emitter) -> Results:
             gates = e.map("add", gates, e.map("add", *halves))
 
         def cell(
-            parts: recurrence.Weights,
+            parts: recurrence.RecurrentWeights,
             f: list[recurrence.Activation],
             now: Value,
             state: tuple[Value, ...],
@@ -58,7 +58,7 @@ def dynamic_quantize_lstm(n: OnnxNode, e: Emitter) -> Results:
             return inside.map("mul", f[0](o, inside), shown), memory
 
         init = tuple(zero if v is None else pick(e, v, 0, d) for v in (n.get(5), n.get(6)))
-        return cell, recurrence.Weights(gates, (), None, ()), init
+        return cell, recurrence.RecurrentWeights(gates, (), None, ()), init
 
     lengths = recurrent.column_of(e, n.get(4), batch)
     return recurrent.in_directions(n, e, of, functions, lengths)

@@ -18,7 +18,7 @@ from gpuir.ops import tensor as t
 
 
 @dataclass(frozen=True)
-class Row:
+class SequenceItem:
     """An item that lies in a larger tensor: x[index]."""
 
     x: Value
@@ -29,7 +29,7 @@ class Row:
         return self.x.type.with_shape(self.x.type.shape[1:])
 
 
-Item = Value | Row
+Item = Value | SequenceItem
 
 
 class Items(tuple[Item, ...]):
@@ -43,7 +43,7 @@ class Items(tuple[Item, ...]):
     def renamed(self, names: Mapping[Value, Value]) -> Items:
         """The items, where values go by other names now."""
         return type(self)(
-            replace(v, x=names.get(v.x, v.x)) if isinstance(v, Row) else names.get(v, v)
+            replace(v, x=names.get(v.x, v.x)) if isinstance(v, SequenceItem) else names.get(v, v)
             for v in self
         )
 
@@ -92,11 +92,11 @@ def tensors_in(n: OnnxNode, e: Emitter) -> tuple[Value, ...]:
     found: list[Value] = []
     for given in n.inputs:
         items = whole(n, given) if isinstance(given, Items) else (given,)
-        rows = Counter(v.x for v in items if isinstance(v, Row))
+        rows = Counter(v.x for v in items if isinstance(v, SequenceItem))
         all_of = [x for x, count in rows.items() if count == x.type.shape[0]]
         found += all_of
         for v in items:
-            if v is not None and not (isinstance(v, Row) and v.x in all_of):
+            if v is not None and not (isinstance(v, SequenceItem) and v.x in all_of):
                 found.append(taken(e, v))
     return tuple(found)
 
@@ -205,9 +205,9 @@ def joined(e: Emitter, items: Items, axis: int, new: bool) -> Value:
 def stacked(items: Items) -> Value | None:
     """The tensor whose rows the items are, all and in order; None where they are not."""
     (first, *_) = items
-    if not isinstance(first, Row):
+    if not isinstance(first, SequenceItem):
         return None
-    rows = tuple(Row(first.x, i) for i in range(first.x.type.shape[0]))
+    rows = tuple(SequenceItem(first.x, i) for i in range(first.x.type.shape[0]))
     return first.x if tuple(items) == rows else None
 
 

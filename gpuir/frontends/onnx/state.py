@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from gpuir.frontends.onnx.proto import Dim, OpenedModel, evaluate_dim, subgraphs, text
-from gpuir.frontends.onnx.steps import Steps, domain_of, in_order, step_of
+from gpuir.frontends.onnx.steps import GraphSteps, domain_of, in_order, step_of
 from gpuir.interp import to_numpy_dtype
 from gpuir.ir.build import NameTable
 from gpuir.ir.errors import ModelError
@@ -29,7 +29,7 @@ Shapes = Mapping[str, tuple[int, ...]]
 
 
 @dataclass
-class Load:
+class OnnxLoad:
     """One model being loaded, and all that was found on the way."""
 
     source: OpenedModel
@@ -51,7 +51,9 @@ class Load:
     sized: set[Value] = field(default_factory=set[Value])  # whose size or numbers the user bound
     converted: int = 0  # nodes, each time anew
     calls: list[str] = field(default_factory=list[str])  # functions being expanded
-    known_steps: dict[int, tuple[Any, Steps]] = field(default_factory=dict[int, tuple[Any, Steps]])
+    known_steps: dict[int, tuple[Any, GraphSteps]] = field(
+        default_factory=dict[int, tuple[Any, GraphSteps]]
+    )
     node_names: NameTable = field(default_factory=NameTable)
     functions: dict[tuple[str, str, str], FunctionProto] = field(
         default_factory=dict[tuple[str, str, str], Any]
@@ -125,7 +127,7 @@ class Load:
         for node in graph.node:
             yield from map(text, node.output)
 
-    def steps_of(self, graph: GraphProto) -> Steps:
+    def steps_of(self, graph: GraphProto) -> GraphSteps:
         """The graph's nodes in order, made once; their names are unique in the load."""
         known = self.known_steps.get(id(graph))
         if known is not None:
@@ -137,7 +139,7 @@ class Load:
             for name in (self.node_names.fresh(step.name),)
         ]
         given = {v.name for v in (*graph.input, *graph.initializer)}
-        steps = Steps(
+        steps = GraphSteps(
             in_order(listed, given, self.source.name),
             tuple(text(v.name) for v in graph.input),
             tuple(text(v.name) for v in graph.output),
@@ -145,13 +147,13 @@ class Load:
         self.known_steps[id(graph)] = graph, steps
         return steps
 
-    def steps_of_function(self, function: FunctionProto) -> Steps:
+    def steps_of_function(self, function: FunctionProto) -> GraphSteps:
         known = self.known_steps.get(id(function))
         if known is None:
             listed = [step_of(node, i) for i, node in enumerate(function.node)]
             ordered = in_order(listed, set(function.input), self.loc(function.name))
             inputs, outputs = map(text, function.input), map(text, function.output)
-            known = function, Steps(ordered, tuple(inputs), tuple(outputs))
+            known = function, GraphSteps(ordered, tuple(inputs), tuple(outputs))
             self.known_steps[id(function)] = known
         return known[1]
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Step:
+class NodeStep:
     """A model node, taken apart once: its graph may be walked many times."""
 
     op: str
@@ -29,10 +29,10 @@ class Step:
 
 
 @dataclass(frozen=True)
-class Steps:
+class GraphSteps:
     """The nodes of a graph or function body, each after those it reads."""
 
-    each: tuple[Step, ...]
+    each: tuple[NodeStep, ...]
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
 
@@ -47,7 +47,7 @@ def key_of(op: str, domain: str) -> str:
     return f"{domain}::{op}" if domain else op
 
 
-def step_of(node: NodeProto, index: int) -> Step:
+def step_of(node: NodeProto, index: int) -> NodeStep:
     """The node taken apart; without a name of its own it goes by operator and place."""
     attributes = {text(a.name): a for a in node.attribute}
     free: dict[str, None] = {}
@@ -57,7 +57,7 @@ def step_of(node: NodeProto, index: int) -> Step:
     while outputs and not outputs[-1]:
         outputs.pop()
     op = text(node.op_type)
-    return Step(
+    return NodeStep(
         op=op,
         domain=domain_of(text(node.domain)),
         overload=text(node.overload),
@@ -82,7 +82,7 @@ def free_names(graph: GraphProto) -> Iterator[str]:
     yield from (v.name for v in graph.output if v.name not in defined)
 
 
-def in_order(steps: Sequence[Step], given: set[str], where: str) -> tuple[Step, ...]:
+def in_order(steps: Sequence[NodeStep], given: set[str], where: str) -> tuple[NodeStep, ...]:
     """The steps, each after those it reads; as they stand when they already are. `given` are the
     names that the graph has without them."""
     producer: dict[str, int] = {}

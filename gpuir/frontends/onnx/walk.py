@@ -29,8 +29,8 @@ from gpuir.frontends.onnx.proto import (
     tensor_type,
 )
 from gpuir.frontends.onnx.sequence import Items
-from gpuir.frontends.onnx.state import DEEPEST_CALL, Load
-from gpuir.frontends.onnx.steps import Step, Steps, domain_of, free_names, key_of
+from gpuir.frontends.onnx.state import DEEPEST_CALL, OnnxLoad
+from gpuir.frontends.onnx.steps import GraphSteps, NodeStep, domain_of, free_names, key_of
 from gpuir.frontends.onnx.table import CONVERTERS
 from gpuir.ir.errors import GpuirError, ModelError, nearest
 from gpuir.ir.graph import Loc, Op, Value
@@ -42,15 +42,15 @@ if TYPE_CHECKING:
 NOT_TENSORS = re.compile("^Optional|^Sequence|Sequence$|^String|^Regex")  # operators
 
 
-class Walk:
+class OnnxWalk:
     """One graph, branch or function body: names to values, and where the nodes go."""
 
     def __init__(
         self,
-        load: Load,
+        load: OnnxLoad,
         emit: Emitter,
         opsets: Mapping[str, int],
-        outer: Walk | None = None,
+        outer: OnnxWalk | None = None,
         attributes: Mapping[str, Any] | None = None,
     ):
         self.load, self.emit, self.opsets, self.outer = load, emit, opsets, outer
@@ -74,7 +74,7 @@ class Walk:
 
     def find(self, name: str, where: str = "") -> Value | None:
         """The value called `name` here or outside; None for an absent optional argument."""
-        walk: Walk | None = self
+        walk: OnnxWalk | None = self
         while walk is not None:
             if name in walk.env:
                 found = walk.env[name]
@@ -129,9 +129,9 @@ class Walk:
 
     # -- graphs within
 
-    def inside(self, emit: Emitter | None = None) -> Walk:
+    def inside(self, emit: Emitter | None = None) -> OnnxWalk:
         """A walk of a subgraph, which sees the names here; into the same graph or a region."""
-        return Walk(
+        return OnnxWalk(
             load=self.load,
             emit=emit or self.emit,
             opsets=self.opsets,
@@ -181,13 +181,13 @@ class Walk:
         for some, length in zip(lists, notes, strict=True):
             del some[length:]
 
-    def run(self, steps: Steps) -> None:
+    def run(self, steps: GraphSteps) -> None:
         for step in steps.each:
             self.node(step)
 
     # -- nodes
 
-    def node(self, step: Step) -> None:
+    def node(self, step: NodeStep) -> None:
         name = self.path + step.name
         loc = self.loc or self.load.loc(name)
         self.load.converted += 1
@@ -211,7 +211,7 @@ class Walk:
             inputs = [v if isinstance(v, Value) else None for v in found]
             raise diagnosis(step, inputs, self.opsets, loc, error) from error
 
-    def convert(self, step: Step, name: str, loc: Loc) -> None:
+    def convert(self, step: NodeStep, name: str, loc: Loc) -> None:
         emit = self.emit
         inputs = tuple(self.find(v, loc) if v else None for v in step.inputs)
         emit.builder.locs, emit.prefix = (loc,), name
@@ -254,7 +254,7 @@ class Walk:
         return self.emit.constant(array, name=name)
 
     def results(
-        self, step: Step, name: str, inputs: tuple[Value | None, ...]
+        self, step: NodeStep, name: str, inputs: tuple[Value | None, ...]
     ) -> tuple[bool, tuple[Value | None, ...]]:
         """Whether the node is a call of one of the model's own functions, and its results."""
         load, key = self.load, key_of(step.op, step.domain)
@@ -322,7 +322,7 @@ class Walk:
         opsets = load.opsets(function.opset_import)
         defaults = {a.name: a for a in function.attribute_proto if a.name not in attributes}
         given = _Merged(attributes, Attributes(defaults, load.source))
-        body = Walk(load, self.emit, opsets, attributes=given)
+        body = OnnxWalk(load, self.emit, opsets, attributes=given)
         body.path = body.title = f"{name}/"
         body.loc = loc
         steps = load.steps_of_function(function)
@@ -340,7 +340,7 @@ class Walk:
         return tuple(body.find(v, self.load.loc(name)) for v in wanted)
 
     def unconverted(
-        self, step: Step, n: OnnxNode, attributes: Attributes
+        self, step: NodeStep, n: OnnxNode, attributes: Attributes
     ) -> tuple[Value | None, ...]:
         """An operator without a converter: its function's body if ONNX defines it by one, else an
         opaque op. In ONNX's own domain, one that does not exist is an error."""
@@ -408,7 +408,7 @@ class Walk:
                 yield self.emit.weight(tensor_type(x), partial(tensor_array, x, source), name)
 
     def schema_function(
-        self, schema: Any, step: Step, n: OnnxNode, attributes: Attributes
+        self, schema: Any, step: NodeStep, n: OnnxNode, attributes: Attributes
     ) -> FunctionProto | None:
         """The body that ONNX itself gives the operator, for these operands."""
         read = messages().FunctionProto.FromString
@@ -442,7 +442,7 @@ class Walk:
             function.opset_import.add(domain="", version=self.opsets.get("", 1))
         return function
 
-    def resolved(self, step: Step, attributes: Attributes) -> NodeProto:
+    def resolved(self, step: NodeStep, attributes: Attributes) -> NodeProto:
         """The node with references to the enclosing call's attributes replaced by their values."""
         node: NodeProto = messages().NodeProto()
         node.CopyFrom(step.proto)
@@ -456,7 +456,7 @@ class Walk:
 
     # -- opaque operators
 
-    def opaque_types(self, schema: Any, step: Step, n: OnnxNode) -> tuple[TensorType, ...]:
+    def opaque_types(self, schema: Any, step: NodeStep, n: OnnxNode) -> tuple[TensorType, ...]:
         """The result types of an operator we cannot convert: inferred by its schema, or as the
         model declares them."""
         inferred = infer(schema, step, n.inputs, self.opsets) if schema is not None else {}
@@ -519,7 +519,7 @@ class Walk:
 
     def computed_as(self, value: Value) -> str:
         """The model's own name for a computed value, if it has one."""
-        walk: Walk | None = self
+        walk: OnnxWalk | None = self
         while walk is not None:
             for name, v in walk.env.items():
                 if v is value and name not in self.load.input_types:

@@ -9,7 +9,14 @@ from functools import partial
 from typing import Any
 
 from gpuir.frontends.emit import Emitter
-from gpuir.frontends.idioms import Window, as_in_numpy, cast, reshaped, scale_of_heads, widened
+from gpuir.frontends.idioms import (
+    SlidingWindow,
+    as_in_numpy,
+    cast,
+    reshaped,
+    scale_of_heads,
+    widened,
+)
 from gpuir.frontends.torch.complex import conjugated, is_complex, pair
 from gpuir.frontends.torch.node import Converter, Results, TorchNode
 from gpuir.frontends.torch.pointwise import mapped
@@ -208,7 +215,7 @@ def pool(n: TorchNode, e: Emitter, fn: Any, count: int) -> Results:
     return reshaped(e, y, n.type.shape)
 
 
-def sliding(n: TorchNode, spatial: tuple[int, ...], extents: tuple[int, ...]) -> Window:
+def sliding(n: TorchNode, spatial: tuple[int, ...], extents: tuple[int, ...]) -> SlidingWindow:
     """The windows of a pool over so many cells, `extents` of them: in ceil mode the last one may
     hang over."""
     count = len(spatial)
@@ -223,7 +230,7 @@ def sliding(n: TorchNode, spatial: tuple[int, ...], extents: tuple[int, ...]) ->
             reach = (extent - 1) * stride + dilation * (size - 1) + 1
             high[i] = max(reach - cells - pad, 0)
             extra[i] = max(high[i] - pad, 0)
-    return Window(sizes, strides, low, tuple(high), dilations=dilations, extra=tuple(extra))
+    return SlidingWindow(sizes, strides, low, tuple(high), dilations=dilations, extra=tuple(extra))
 
 
 def adaptive_mean(n: TorchNode, e: Emitter) -> Results:
@@ -246,7 +253,7 @@ def adaptive_mean(n: TorchNode, e: Emitter) -> Results:
     window = tuple(a // b for a, b in zip(spatial, wanted, strict=True))
     image = reshaped(e, x, (1, *x.type.shape)) if x.type.rank == count + 1 else x
     none, one = (0,) * count, (1,) * count
-    s = Window(window, window, none, none, one)
+    s = SlidingWindow(window, window, none, none, one)
     y = e(t.Pool("mean", image, s.sizes, **s.slide, adaptive=True))
     return reshaped(e, y, n.type.shape)
 

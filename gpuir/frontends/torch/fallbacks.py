@@ -30,7 +30,7 @@ from gpuir.frontends.torch.masks import Change, replaced
 SAID = "transformers' plain PyTorch is what is timed, kernel by kernel"
 
 
-class Fallback(NamedTuple):
+class PlainPyTorch(NamedTuple):
     """A function in plain PyTorch, and the kernel that it stands in for."""
 
     name: str
@@ -40,7 +40,7 @@ class Fallback(NamedTuple):
         return f"{self.name} (in place of {self.kernel})"
 
 
-_HEARD: ContextVar[dict[Fallback, None] | None] = ContextVar("heard", default=None)
+_HEARD: ContextVar[dict[PlainPyTorch, None] | None] = ContextVar("heard", default=None)
 
 
 def hear(function: Callable[..., Any]) -> None:
@@ -54,7 +54,7 @@ def hear(function: Callable[..., Any]) -> None:
 def heard(model: torch.nn.Module | None) -> Generator[list[str]]:
     """What is to be said of the fallbacks that run in the block, at its end."""
     said: list[str] = []
-    called: dict[Fallback, None] = {}
+    called: dict[PlainPyTorch, None] = {}
     before = _HEARD.set(called)
     try:
         files = _files(model) if model is not None else []
@@ -98,7 +98,7 @@ def _telling(function: Callable[..., Any]) -> Callable[..., Any]:
     return tells
 
 
-def fallback_of(function: Callable[..., Any]) -> Fallback | None:
+def fallback_of(function: Callable[..., Any]) -> PlainPyTorch | None:
     """What a function stands in for, if it does."""
     while isinstance(function, partial):
         function = function.args[0]
@@ -109,9 +109,9 @@ def fallback_of(function: Callable[..., Any]) -> Fallback | None:
     around = {name: cell.cell_contents for name, cell in cells if name in _DECORATOR}
     if around.keys() == _DECORATOR:
         own = around["torch_function"].__name__
-        return Fallback(own, _kernel(around["func_name"], around["package"]))
+        return PlainPyTorch(own, _kernel(around["func_name"], around["package"]))
     missing = _missing(code, function.__globals__)
-    return Fallback(function.__name__, " and ".join(missing)) if missing else None
+    return PlainPyTorch(function.__name__, " and ".join(missing)) if missing else None
 
 
 _DECORATOR = {"func_name", "package", "torch_function"}
@@ -128,7 +128,7 @@ def _missing(code: CodeType, names: dict[str, Any]) -> list[str]:
     return list(dict.fromkeys([*found, *(n for c in inside for n in _missing(c, names))]))
 
 
-def _of_methods(kind: type[Any]) -> Iterator[Fallback]:
+def _of_methods(kind: type[Any]) -> Iterator[PlainPyTorch]:
     """The methods that a module's forward goes through and that read what is not there."""
     if not _is_of_model(kind.__module__):
         return
@@ -141,10 +141,10 @@ def _of_methods(kind: type[Any]) -> Iterator[Fallback]:
         seen.add(name)
         todo += method.__code__.co_names
         if missing := _missing(method.__code__, method.__globals__):
-            yield Fallback(f"{kind.__name__}.{name}", " and ".join(missing))
+            yield PlainPyTorch(f"{kind.__name__}.{name}", " and ".join(missing))
 
 
-def _of_classes(file: ModuleType) -> Iterator[Fallback]:
+def _of_classes(file: ModuleType) -> Iterator[PlainPyTorch]:
     """The classes that a file defines because a package is not there."""
     if not any(_AVAILABLE.fullmatch(name) for name in vars(file)):
         return
@@ -160,7 +160,7 @@ def _of_classes(file: ModuleType) -> Iterator[Fallback]:
                 if not vars(file)[name]():
                     there = _bound(part.body)
                     yield from (
-                        Fallback(n, f"{n} of {found[1]}") for n in _bound(part.orelse) & there
+                        PlainPyTorch(n, f"{n} of {found[1]}") for n in _bound(part.orelse) & there
                     )
             case _:
                 pass

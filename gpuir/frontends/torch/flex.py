@@ -18,7 +18,7 @@ from torch import fx
 
 from gpuir.frontends.emit import Emitter
 from gpuir.frontends.idioms import cast
-from gpuir.frontends.torch.higher import Values, Walk
+from gpuir.frontends.torch.higher import HigherOrderWalk, Values
 from gpuir.frontends.torch.pointwise import mapped
 from gpuir.ir.graph import Value
 from gpuir.ops import tensor as t
@@ -30,7 +30,7 @@ LEAST, MOST = -1e4, 1e4  # scores that a function of scores is tried on
 
 
 def attention(
-    walk: Walk,
+    walk: HigherOrderWalk,
     node: fx.Node,
     q: Value,
     k: Value,
@@ -60,7 +60,7 @@ def attention(
     said = blocks.text if seen else f"the form of its mask is unknown: {blocks.text}"
     if said:
         e.assume(f"{node.name}: {said}")
-    seen = seen or Seen()
+    seen = seen or SeenKeys()
     op = t.Attention(
         *(q, k, v, None, float(scale)),
         causal=seen.causal,
@@ -78,7 +78,7 @@ def attention(
 
 
 def backward(
-    walk: Walk,
+    walk: HigherOrderWalk,
     node: fx.Node,
     q: Value,
     k: Value,
@@ -99,7 +99,7 @@ def backward(
     what `score_mod` reads, which take no time."""
     e = walk.emit
     score_buffers, mask_buffers = known(e, score_buffers), known(e, mask_buffers)
-    seen = visible(block_mask[-1], mask_buffers, q.type.shape, k.type.shape) or Seen()
+    seen = visible(block_mask[-1], mask_buffers, q.type.shape, k.type.shape) or SeenKeys()
     blocks = visited(e, block_mask, mask_buffers, q, k)
     if dstats is not None:
         e.assume(f"{node.name}: the gradient of its logarithms of sums is not applied")
@@ -134,7 +134,7 @@ def natural(e: Emitter, stats: Value) -> Value:
 
 
 @dataclass(frozen=True)
-class Blocks:
+class BlockMask:
     """The blocks that a kernel visits, as `t.attention` has them, and what to say of them."""
 
     block: tuple[int, ...]
@@ -144,7 +144,7 @@ class Blocks:
 
 def visited(
     e: Emitter, block_mask: Sequence[Any], buffers: Sequence[Any], q: Value, k: Value
-) -> Blocks:
+) -> BlockMask:
     """The blocks that a mask leaves: those that it lists where its numbers are known, else those
     that hold a score its function shows; all of them where neither is known. Where there is no
     mask, torch makes one of a single block. None is larger than all scores."""
@@ -174,7 +174,7 @@ def visited(
     if every > batch * heads and not text:
         size = f"each {block[0]} x {block[1]} scores"
         text = f"{count / every:.1%} of the blocks are computed ({count} of {every}, {size}{among})"
-    return Blocks(block, (count, longest, int(shared.sum())), text)
+    return BlockMask(block, (count, longest, int(shared.sum())), text)
 
 
 def lead(block_mask: Sequence[Any]) -> tuple[int, ...]:
@@ -237,7 +237,7 @@ def known(e: Emitter, buffers: Sequence[Any]) -> tuple[Any, ...]:
     return tuple(x if a is None else torch.from_numpy(np.array(a)) for x, a in pairs)
 
 
-class Seen:
+class SeenKeys:
     """Which keys a query sees: all, those up to itself, or those within a window behind it."""
 
     def __init__(self, causal: bool = False, window: int | None = None):
@@ -246,7 +246,7 @@ class Seen:
 
 def visible(
     mask_mod: fx.GraphModule, buffers: Sequence[Any], q: Sequence[int], k: Sequence[int]
-) -> Seen | None:
+) -> SeenKeys | None:
     """What a mask leaves, by its rows, few of them where there are many; None where it is none of
     the forms known, or differs from head to head, or depends on numbers that are not known."""
     rows, keys = q[-2], k[-2]
@@ -262,12 +262,12 @@ def visible(
     mask = torch.broadcast_to(shown[0], (count, keys))
     apart = at - behind
     if bool(mask.all()):
-        return Seen()
+        return SeenKeys()
     if torch.equal(mask, apart >= 0):
-        return Seen(causal=True)
+        return SeenKeys(causal=True)
     window = int(apart[mask].max()) if bool(mask.any()) else -1
     if window >= 0 and torch.equal(mask, (apart >= 0) & (apart <= window)):
-        return Seen(causal=True, window=window)
+        return SeenKeys(causal=True, window=window)
     return None
 
 

@@ -22,7 +22,7 @@ from torch.utils._pytree import tree_leaves
 from gpuir.files import read_json
 from gpuir.frontends.torch import masks, scans
 from gpuir.frontends.torch.attention import attention, seen
-from gpuir.frontends.torch.program import DTYPES, Program, unheard, unsupported
+from gpuir.frontends.torch.program import DTYPES, TorchProgram, unheard, unsupported
 from gpuir.ir.errors import GpuirError, ModelError, UsageError, nearest, reason
 
 TASKS = {  # what it is called here → transformers' table of the classes that do it
@@ -103,7 +103,7 @@ def program(
     mask: bool = False,
     train: bool = False,
     device: str = "meta",
-) -> Program:
+) -> TorchProgram:
     """The model of a config file, or of a folder with one, for a task and sizes.
 
     The task is by default that of the class that the config's `architectures` names, the dtype the
@@ -137,7 +137,7 @@ def program(
         blame.enter_context(supported(made_for, folder))
         model.train(train)
         mixtures.adopt(model)
-        sizes = Sizes(config, dict(dims or {}), folder, device)
+        sizes = InputExtents(config, dict(dims or {}), folder, device)
         quantisation = quantised.quantisation(config, model, folder)
         if quantisation is not None:
             if train:
@@ -188,7 +188,7 @@ def program(
     return replace(made, assumed=(*made.assumed, *unread(cls, made)), made_for=made_for)
 
 
-def unread(cls: Any, made: Program) -> tuple[str, ...]:
+def unread(cls: Any, made: TorchProgram) -> tuple[str, ...]:
     """What to say of images and sounds that the model would take, and is not given."""
     takes, given = signature(cls.forward).parameters, made.kwargs or {}
     return tuple(
@@ -454,7 +454,7 @@ def keep_wide(model: Any) -> None:
 
 
 @dataclass
-class Sizes:
+class InputExtents:
     """The extents of the inputs: those given, then the config's. What is given must be read."""
 
     config: Any
@@ -571,21 +571,21 @@ POSITIONS = ("wpe", "embed_positions", "position_embeddings", "position_embeddin
 HALVES = ("vision", "audio", "text")
 
 
-def ids(sizes: Sizes, dtype: torch.dtype, name: str = "seq") -> torch.Tensor:
+def ids(sizes: InputExtents, dtype: torch.dtype, name: str = "seq") -> torch.Tensor:
     return sizes.empty((sizes("batch"), sizes.tokens(name)), torch.int64)
 
 
-def target_ids(sizes: Sizes, dtype: torch.dtype) -> torch.Tensor:
+def target_ids(sizes: InputExtents, dtype: torch.dtype) -> torch.Tensor:
     return ids(sizes, dtype, "target")
 
 
-def pixels(sizes: Sizes, dtype: torch.dtype) -> torch.Tensor:
+def pixels(sizes: InputExtents, dtype: torch.dtype) -> torch.Tensor:
     return sizes.empty(
         (sizes("batch"), sizes.of_config("num_channels") or 3, *sizes.image()), dtype
     )
 
 
-def spectrum(sizes: Sizes, dtype: torch.dtype) -> torch.Tensor:
+def spectrum(sizes: InputExtents, dtype: torch.dtype) -> torch.Tensor:
     """Of Whisper's layout, whose encoder halves the frames to its number of positions; or frames
     first, where the config has the width of one (Speech2Text, Wav2Vec2-BERT)."""
     channels = sizes.of_config("input_channels") or 1
@@ -597,7 +597,7 @@ def spectrum(sizes: Sizes, dtype: torch.dtype) -> torch.Tensor:
     return sizes.empty((sizes("batch"), sizes.of_config("num_mel_bins") or 80, frames), dtype)
 
 
-def waveform(sizes: Sizes, dtype: torch.dtype) -> torch.Tensor:
+def waveform(sizes: InputExtents, dtype: torch.dtype) -> torch.Tensor:
     """Samples of a sound; frames of a spectrum where the config says how many and how wide (Audio
     Spectrogram Transformer)."""
     frames, width = sizes.of_config("max_length"), sizes.of_config("num_mel_bins")
@@ -606,7 +606,7 @@ def waveform(sizes: Sizes, dtype: torch.dtype) -> torch.Tensor:
     return sizes.empty((sizes("batch"), sizes("samples")), dtype)
 
 
-INPUTS: dict[str, Callable[[Sizes, torch.dtype], torch.Tensor]] = {
+INPUTS: dict[str, Callable[[InputExtents, torch.dtype], torch.Tensor]] = {
     "input_ids": ids,
     "decoder_input_ids": target_ids,
     "pixel_values": pixels,
@@ -616,7 +616,9 @@ INPUTS: dict[str, Callable[[Sizes, torch.dtype], torch.Tensor]] = {
 OTHER_SENSES = ("pixel_values", "input_features", "input_values")  # than text
 
 
-def inputs_of(model: Any, sizes: Sizes, task: str | None, train: bool) -> dict[str, torch.Tensor]:
+def inputs_of(
+    model: Any, sizes: InputExtents, task: str | None, train: bool
+) -> dict[str, torch.Tensor]:
     """What the model reads: its main input, what a second tower or a decoder reads, labels."""
     takes = signature(model.forward).parameters
     names = [model.main_input_name]
@@ -647,7 +649,7 @@ def inputs_of(model: Any, sizes: Sizes, task: str | None, train: bool) -> dict[s
     return found
 
 
-def label(model: Any, sizes: Sizes, names: tuple[str, ...]) -> torch.Tensor:
+def label(model: Any, sizes: InputExtents, names: tuple[str, ...]) -> torch.Tensor:
     """A class for each, or numbers where transformers computes another loss than cross entropy: a
     regression, which is meant where there is one class, or several classes at a time."""
     shape, config = tuple(map(sizes, names)), model.config
@@ -658,7 +660,7 @@ def label(model: Any, sizes: Sizes, names: tuple[str, ...]) -> torch.Tensor:
     return sizes.empty(shape, model.dtype)
 
 
-def made_up(model: Any, names: Sequence[str], sizes: Sizes) -> dict[str, torch.Tensor]:
+def made_up(model: Any, names: Sequence[str], sizes: InputExtents) -> dict[str, torch.Tensor]:
     """Inputs of these names; ModelError for one that is not among `INPUTS`."""
     for name in names:
         if name not in INPUTS:
@@ -671,7 +673,7 @@ def made_up(model: Any, names: Sequence[str], sizes: Sizes) -> dict[str, torch.T
     return {name: INPUTS[name](sizes, model.dtype) for name in names}
 
 
-def mask_of(model: Any, inputs: Mapping[str, torch.Tensor], sizes: Sizes) -> torch.Tensor:
+def mask_of(model: Any, inputs: Mapping[str, torch.Tensor], sizes: InputExtents) -> torch.Tensor:
     """Which tokens of each sequence are there: all, as far as shapes can tell."""
     if "input_ids" not in inputs or "attention_mask" not in signature(model.forward).parameters:
         raise UsageError(
@@ -686,8 +688,8 @@ def mask_of(model: Any, inputs: Mapping[str, torch.Tensor], sizes: Sizes) -> tor
 
 
 def whole(
-    model: Any, sizes: Sizes, task: str | None, train: bool, name: str, mask: bool
-) -> Program:
+    model: Any, sizes: InputExtents, task: str | None, train: bool, name: str, mask: bool
+) -> TorchProgram:
     """A pass over the whole input, nothing cached."""
     inputs = inputs_of(model, sizes, task, train)
     for size in {"seq", "target"} & sizes.read:
@@ -719,18 +721,18 @@ def whole(
 
     model.forward = as_run(forward, inputs, not train and has_windows(model))
     assumed, repeats = tuple(sizes.assumed), sizes.device == "meta"
-    return Program(model, kwargs=inputs, name=name, assumed=assumed, repeats=repeats)
+    return TorchProgram(model, kwargs=inputs, name=name, assumed=assumed, repeats=repeats)
 
 
 def step(
     model: Any,
-    sizes: Sizes,
+    sizes: InputExtents,
     task: str,
     phase: str,
     past: int | None,
     name: str,
     kept_in: torch.dtype | None = None,
-) -> Program:
+) -> TorchProgram:
     """A step of generation: what is kept of each layer goes in and comes out, in the model's
     numbers or in others. What a decoder keeps of its encoder's output goes in alone: it is read,
     never written."""
@@ -783,7 +785,7 @@ def step(
         [f"{x}_{i}" for x in sides if x in inputs for i in range(len(inputs[x]))]
         for sides in (("keys", "values"), ("cross_keys", "cross_values"))
     )
-    return Program(
+    return TorchProgram(
         model,
         kwargs=inputs,
         name=f"{name}-{phase}",

@@ -22,7 +22,7 @@ COUNTED = 1024  # trips that are found by computing a condition while loading
 Values = tuple[Any, ...]
 
 
-class Walk(Protocol):
+class HigherOrderWalk(Protocol):
     """What these operators ask of the walk that meets them: to run the graphs that they are
     given."""
 
@@ -39,13 +39,13 @@ class Walk(Protocol):
         """What the graph gives for these placeholders."""
         ...
 
-    def inside(self, emit: Emitter) -> Walk:
+    def inside(self, emit: Emitter) -> HigherOrderWalk:
         """The walk over a graph inside, which writes to an emitter of its own."""
         ...
 
 
 def branch(
-    walk: Walk,
+    walk: HigherOrderWalk,
     node: fx.Node,
     pred: Any,
     then: fx.GraphModule,
@@ -62,7 +62,9 @@ def branch(
 
 
 def region(
-    walk: Walk, fill: Callable[[Walk], Sequence[Any]], inner: Emitter | None = None
+    walk: HigherOrderWalk,
+    fill: Callable[[HigherOrderWalk], Sequence[Any]],
+    inner: Emitter | None = None,
 ) -> tuple[Emitter, tuple[Value, ...]]:
     """What a graph inside gives, in an emitter of its own."""
     inner = inner or Emitter("", inside=walk.emit)
@@ -85,11 +87,11 @@ def as_value(e: Emitter, x: Any) -> Value:
 
 
 def loop(
-    walk: Walk,
+    walk: HigherOrderWalk,
     trips: int,
     init: Sequence[Value],
     body: Callable[
-        [Walk, Value, Sequence[Value]], tuple[Value | None, Sequence[Any], Sequence[Any]]
+        [HigherOrderWalk, Value, Sequence[Value]], tuple[Value | None, Sequence[Any], Sequence[Any]]
     ],
 ) -> Values:
     """A `t.loop`; `body` gives, of a trip's number and what is carried, whether to go on, what is
@@ -99,7 +101,7 @@ def loop(
     carried = [inner.input(f"carried.{i}", v.type) for i, v in enumerate(init)]
     conditions: list[Value] = []
 
-    def fill(walk: Walk) -> Sequence[Any]:
+    def fill(walk: HigherOrderWalk) -> Sequence[Any]:
         going, after, collected = body(walk, trip, carried)
         conditions.extend([] if going is None else [going])
         after = [as_value(inner, v) for v in after]
@@ -126,7 +128,7 @@ def loop(
 
 
 def while_loop(
-    walk: Walk,
+    walk: HigherOrderWalk,
     node: fx.Node,
     test: fx.GraphModule,
     body: fx.GraphModule,
@@ -151,7 +153,7 @@ def while_loop(
     how = "by --trip-count" if counted is None else "from its condition"
     walk.emit.assume(f"{node.name}: {trips} trips, {how}")
 
-    def step(walk: Walk, trip: Value, before: Sequence[Value]) -> Any:
+    def step(walk: HigherOrderWalk, trip: Value, before: Sequence[Value]) -> Any:
         after = walk.run(body, (*before, *additional))
         (going,) = walk.run(test, (*after, *additional))
         return as_value(walk.emit, going), after, ()
@@ -160,7 +162,7 @@ def while_loop(
 
 
 def count(
-    walk: Walk,
+    walk: HigherOrderWalk,
     test: fx.GraphModule,
     body: fx.GraphModule,
     carried: Sequence[Any],
@@ -219,7 +221,7 @@ def only(module: fx.GraphModule, outputs: set[int]) -> fx.GraphModule:
 
 
 def scan(
-    walk: Walk,
+    walk: HigherOrderWalk,
     node: fx.Node,
     combine: fx.GraphModule,
     init: Sequence[Value],
@@ -228,7 +230,7 @@ def scan(
 ) -> Values:
     """combine(carried, x[i]) gives what is carried on, and a row of each result."""
 
-    def step(walk: Walk, trip: Value, before: Sequence[Value]) -> Any:
+    def step(walk: HigherOrderWalk, trip: Value, before: Sequence[Value]) -> Any:
         rows = [walk.emit(t.Gather(x, trip, 0)) for x in xs]
         made = walk.run(combine, (*before, *rows, *additional))
         return None, made[: len(init)], made[len(init) :]
@@ -237,7 +239,7 @@ def scan(
 
 
 def map_rows(
-    walk: Walk,
+    walk: HigherOrderWalk,
     node: fx.Node,
     body: fx.GraphModule,
     xs: Sequence[Value],

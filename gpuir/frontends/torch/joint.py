@@ -19,10 +19,10 @@ from gpuir.frontends.torch.contraction import NO_DROPOUT
 from gpuir.frontends.torch.dims import Dims
 from gpuir.frontends.torch.masks import on_any_device
 from gpuir.frontends.torch.precision import unreached
-from gpuir.frontends.torch.program import Program, graphs_alone, traced_inputs, unheard
+from gpuir.frontends.torch.program import TorchProgram, graphs_alone, traced_inputs, unheard
 from gpuir.frontends.torch.sampling import RESAMPLING
 from gpuir.frontends.torch.sparse import Sparse, check_trained, examples, is_sparse, placed, unknown
-from gpuir.frontends.torch.walk import Walk, numbers
+from gpuir.frontends.torch.walk import TorchWalk, numbers
 from gpuir.ir.errors import ModelError, reason
 from gpuir.ir.graph import Value
 from gpuir.ir.types import TensorType
@@ -31,7 +31,7 @@ from gpuir.ops import tensor as t
 ATTENTION = torch.ops.aten.scaled_dot_product_attention.default
 
 
-def load_joint(source: Program | ExportedProgram, name: str, walk: Walk) -> Model:
+def load_joint(source: TorchProgram | ExportedProgram, name: str, walk: TorchWalk) -> Model:
     """The program's first float output, its loss, and the gradient of each parameter that it
     depends on: `w.grad`, of role gradient, as AOTAutograd traces them on fake tensors. A loss of
     several cells stands for their sum. Locations of the backward pass end in `/backward`."""
@@ -41,7 +41,7 @@ def load_joint(source: Program | ExportedProgram, name: str, walk: Walk) -> Mode
     fakes = Fakes(FakeTensorMode(allow_non_fake_inputs=True))
     where = torch.device("cpu")  # that fakes are on; the caller may build on another by default
     with where, fakes.mode, ExitStack() as stack, unheard(), graphs_alone(), on_any_device():
-        if isinstance(source, Program):
+        if isinstance(source, TorchProgram):
             held = tensors_of(source.module)
             given = {"args": fakes(source.args), "kwargs": fakes(dict(source.kwargs))}
             stack.enter_context(fakes.inside(source.module))
@@ -67,9 +67,9 @@ def load_joint(source: Program | ExportedProgram, name: str, walk: Walk) -> Mode
     return _graph(traced.graph_module, names, held, examples(exported, source), walk)
 
 
-def given_to(source: Program | ExportedProgram) -> dict[str, Any]:
+def given_to(source: TorchProgram | ExportedProgram) -> dict[str, Any]:
     """The tensors that a program holds or is run on, by name; those of its arguments by place."""
-    if isinstance(source, Program):
+    if isinstance(source, TorchProgram):
         held, given = tensors_of(source.module), (source.args, dict(source.kwargs))
     else:
         held, given = {**source.state_dict, **source.constants}, source.example_inputs
@@ -225,7 +225,7 @@ def _graph(
     inputs: Any,
     held: Mapping[str, Any],
     sparse: Mapping[str, torch.Tensor],
-    walk: Walk,
+    walk: TorchWalk,
 ) -> Model:
     """The traced graph, its placeholders and results under the names of what they are."""
     emit, dims = walk.emit, walk.dims

@@ -24,13 +24,13 @@ from gpuir.frontends.torch.fallbacks import heard
 from gpuir.frontends.torch.inplace import kept_operands
 from gpuir.frontends.torch.joint import load_joint
 from gpuir.frontends.torch.precision import has_casts, kept_places, unreached
-from gpuir.frontends.torch.program import Program, graphs_alone, unheard, unsupported
+from gpuir.frontends.torch.program import TorchProgram, graphs_alone, unheard, unsupported
 from gpuir.frontends.torch.recurrent import CONVERTERS as RECURRENT
 from gpuir.frontends.torch.repeat import grown
 from gpuir.frontends.torch.serialized import names_of
 from gpuir.frontends.torch.sparse import Sparse, examples, is_sparse, placed, unknown
 from gpuir.frontends.torch.subclasses import assumed_of, calls_of, has_subclasses, is_quantised
-from gpuir.frontends.torch.walk import Walk, numbers
+from gpuir.frontends.torch.walk import TorchWalk, numbers
 from gpuir.ir.errors import GpuirError, ModelError, UsageError, reason
 from gpuir.ir.graph import Graph, Value
 from gpuir.ir.types import TensorType
@@ -43,7 +43,7 @@ IN_TRAINING = (
 )
 
 
-Loadable = ExportedProgram | Program | torch.nn.Module | str | Path
+Loadable = ExportedProgram | TorchProgram | torch.nn.Module | str | Path
 
 
 def load(
@@ -80,7 +80,7 @@ def load(
     with _placed(name or source_name(source)):
         made = _program(source, args, kwargs)
     name = name or program_name(made, Path(source).stem if isinstance(source, str | Path) else "")
-    if isinstance(made, Program) and made.repeats:
+    if isinstance(made, TorchProgram) and made.repeats:
         again: dict[str, Any] = {"trip_counts": trip_counts, "expert_skew": expert_skew}
         again |= {"converters": converters, "strict": strict, "train": train, "joint": joint}
         again |= {"name": name, "dims": dims, "inputs": inputs, "unrolled": unrolled}
@@ -90,18 +90,20 @@ def load(
     emit = Emitter(name, Scope(expert_skew=expert_skew, converters=converters))
     emit.builder.framework = "pytorch"
     sizes = Dims(dict(dims), channels_last=channels_last)
-    walk = Walk(name, emit, sizes, strict, trip_counts=trip_counts)
-    module = made.module if isinstance(made, Program) else None
+    walk = TorchWalk(name, emit, sizes, strict, trip_counts=trip_counts)
+    module = made.module if isinstance(made, TorchProgram) else None
     with _placed(name, emit), sizes.all_asked(), heard(module) as fallbacks:
-        if (train or joint) and is_quantised(made.module if isinstance(made, Program) else made):
+        if (train or joint) and is_quantised(
+            made.module if isinstance(made, TorchProgram) else made
+        ):
             raise UsageError(
                 "a model with quantised weights cannot be trained",
                 found="weights that are tensor subclasses of torchao",
                 fix="give the module as it was before torchao.quantization.quantize_",
             )
-        if train and isinstance(made, Program):
+        if train and isinstance(made, TorchProgram):
             made.module.train()
-        elif isinstance(made, Program) and _is_in_training(made.module):
+        elif isinstance(made, TorchProgram) and _is_in_training(made.module):
             walk.warnings.append(IN_TRAINING)
         if isinstance(made, ExportedProgram):
             walk.dims.bind(made, inputs)
@@ -114,18 +116,20 @@ def load(
         if joint and (unrolled or not _recurrent(made)):
             model = load_joint(made, name, walk)
         else:
-            exported = made.export() if isinstance(made, Program) else made
+            exported = made.export() if isinstance(made, TorchProgram) else made
             emit.scope.assumed += unreached(exported)
-            if isinstance(made, Program):
+            if isinstance(made, TorchProgram):
                 emit.scope.assumed += assumed_of(exported, made.module)
             with kept_operands(exported) if train else nullcontext():
-                plain = functional(exported, made.made_for if isinstance(made, Program) else "")
+                plain = functional(
+                    exported, made.made_for if isinstance(made, TorchProgram) else ""
+                )
             model = _load(plain, walk)
-        walk.dims.check_all_used(live=isinstance(made, Program))
+        walk.dims.check_all_used(live=isinstance(made, TorchProgram))
         walk.check_trip_counts()
     graph = with_layout(model.graph)
     model = replace(model, graph=replace(graph, assumed=(*graph.assumed, *fallbacks)))
-    return _annotated(model, made) if isinstance(made, Program) else model
+    return _annotated(model, made) if isinstance(made, TorchProgram) else model
 
 
 @contextmanager
@@ -153,9 +157,9 @@ def _is_in_training(module: torch.nn.Module) -> bool:
     return any(m.training for m in parts)
 
 
-def _recurrent(made: ExportedProgram | Program) -> bool:
+def _recurrent(made: ExportedProgram | TorchProgram) -> bool:
     """Whether it has an operator that a library runs whole, all steps of it."""
-    if isinstance(made, Program):
+    if isinstance(made, TorchProgram):
         return any(isinstance(module, torch.nn.RNNBase) for module in made.module.modules())
     targets = (str(node.target) for node in made.graph.nodes if node.op == "call_function")
     return any(target.removeprefix("aten.") in RECURRENT for target in targets)
@@ -165,13 +169,17 @@ def source_name(source: Loadable) -> str:
     """What is named in an error before the program is read."""
     if isinstance(source, str | Path):
         return Path(source).name
-    return program_name(source) if isinstance(source, ExportedProgram | Program) else _name(source)
+    return (
+        program_name(source)
+        if isinstance(source, ExportedProgram | TorchProgram)
+        else _name(source)
+    )
 
 
-def program_name(program: ExportedProgram | Program, default: str = "") -> str:
+def program_name(program: ExportedProgram | TorchProgram, default: str = "") -> str:
     """What a graph is called, and locations begin with: the class of the module, as the trace notes
     it in an exported program."""
-    if isinstance(program, Program):
+    if isinstance(program, TorchProgram):
         return program.name or _name(program.module)
     stacks = (node.meta.get("nn_module_stack") for node in program.graph.nodes)
     classes = (next(iter(stack.values()))[-1] for stack in stacks if stack)
@@ -186,10 +194,10 @@ def _name(thing: object) -> str:
 
 def _program(
     source: Any, args: Sequence[Any] | None, kwargs: Mapping[str, Any] | None
-) -> ExportedProgram | Program:
+) -> ExportedProgram | TorchProgram:
     if isinstance(source, str | Path):
         return open_program(source)
-    if isinstance(source, ExportedProgram | Program):
+    if isinstance(source, ExportedProgram | TorchProgram):
         if args or kwargs:
             raise UsageError(
                 "arguments are given for an exported program, which has its own arguments",
@@ -209,7 +217,7 @@ def _program(
             "a module is given without arguments",
             fix="give the arguments of the module: gpuir.load(module, args=(x,))",
         )
-    return Program(source, tuple(args or ()), dict(kwargs or {}))
+    return TorchProgram(source, tuple(args or ()), dict(kwargs or {}))
 
 
 def _as_module(source: Any) -> str:
@@ -238,7 +246,7 @@ def with_layout(graph: Graph) -> Graph:
 CONVOLUTIONS = (t.Conv, t.ConvTranspose)
 
 
-def _annotated(model: Model, program: Program) -> Model:
+def _annotated(model: Model, program: TorchProgram) -> Model:
     """The graph with what only the program's maker knew."""
     graph = model.graph
     values = {v.name: v for v in (*graph.inputs, *graph.params)}
@@ -253,7 +261,7 @@ def _annotated(model: Model, program: Program) -> Model:
 def functional(program: ExportedProgram, made_for: str = "") -> ExportedProgram:
     """The program without operators that write in place, or run under vmap or torch.autocast, whose
     casts it makes, and without tensor subclasses, in whose place are the tensors that they hold;
-    itself where there are none. `made_for` is as in `Program`."""
+    itself where there are none. `made_for` is as in `TorchProgram`."""
 
     def writes(target: Any) -> bool:
         schema = getattr(target, "_schema", None)
@@ -277,7 +285,7 @@ def functional(program: ExportedProgram, made_for: str = "") -> ExportedProgram:
         ) from error
 
 
-def _load(program: ExportedProgram, walk: Walk) -> Model:
+def _load(program: ExportedProgram, walk: TorchWalk) -> Model:
     emit, dims = walk.emit, walk.dims
     signature, calls = program.graph_signature, calls_of(program)
     emit.scope.assumed += calls.assumed

@@ -29,7 +29,7 @@ def adopt(model: torch.nn.Module) -> None:
             classifier.to = partial(_same, classifier)  # it would be converted at each call
         elif type(module).__name__ == "DbrxFFN":
             if named(module.experts.mlp.activation_fn) is not None:
-                module.experts = Split(module.experts)
+                module.experts = DbrxExperts(module.experts)
         elif hasattr(module, "is_concatenated") and not module.has_post_expert_norm:
             module.how = activation(module)
             if module.how is not None:
@@ -122,7 +122,7 @@ class Stacked(torch.nn.Module):
         return experts(*mixed, fn=self.fn, each=[rows] * count if rows else None)
 
 
-class Split(torch.nn.Module):
+class DbrxExperts(torch.nn.Module):
     """DBRX's experts: the rows of a gate and those it lets through, which are apart in its own
     matrices, in one tensor; the rows of each matrix are an expert's behind another's."""
 

@@ -29,7 +29,7 @@ LARGEST = {"f8e4m3": 448.0, "i8": 127.0}  # the largest number of what rows are 
 
 
 @dataclass(frozen=True)
-class Weights:
+class WeightFormat:
     """How a matrix [.., out, in] is stored: numbers of `dtype`, and a scale for each block of rows
     and columns (0: all of them). `zero` is the dtype of the blocks' zero points, None where there
     are none: unsigned numbers then lie around the middle of what they hold. `floats` says that
@@ -52,7 +52,7 @@ class Scheme:
     `unpacks` rows or more is several launches: the whole matrix is made in memory first, or the
     result in integers is rescaled after."""
 
-    weights: Weights
+    weights: WeightFormat
     inputs: torch.dtype | None = None
     static: bool = False
     ordered: bool = False
@@ -115,10 +115,10 @@ for _name, _fake in FAKES.items():
 # ---------------------------------------------------------------------------- modules
 
 
-class Packed(nn.Module):
+class PackedMatrix(nn.Module):
     """A quantised matrix, or a stack of them: its numbers, scales and zero points."""
 
-    def __init__(self, shape: tuple[int, ...], stored: Weights, dtype: torch.dtype):
+    def __init__(self, shape: tuple[int, ...], stored: WeightFormat, dtype: torch.dtype):
         super().__init__()
         *lead, out, into = shape
         self.stored, self.dtype = stored, dtype
@@ -150,7 +150,7 @@ class Packed(nn.Module):
         return made(self.weight, self.scales(), zero, *block, dtype or self.dtype)
 
 
-class QuantisedLinear(Packed):
+class QuantisedLinear(PackedMatrix):
     """x weight^T + bias by a quantised weight."""
 
     def __init__(self, out: int, into: int, bias: bool, scheme: Scheme, dtype: torch.dtype):
@@ -181,9 +181,9 @@ def number(shape: tuple[int, ...], dtype: torch.dtype) -> nn.Parameter:
     return nn.Parameter(made, requires_grad=dtype.is_floating_point)
 
 
-def dense(weight: torch.Tensor | Packed, dtype: torch.dtype | None = None) -> torch.Tensor:
+def dense(weight: torch.Tensor | PackedMatrix, dtype: torch.dtype | None = None) -> torch.Tensor:
     """A weight that may be packed."""
-    return weight.dense(dtype=dtype) if isinstance(weight, Packed) else weight
+    return weight.dense(dtype=dtype) if isinstance(weight, PackedMatrix) else weight
 
 
 # ---------------------------------------------------------------------------- converters

@@ -36,7 +36,7 @@ OF_DATA = re.compile(r"u\d+")  # torch's names of sizes that it knows when the p
 
 
 @dataclass(frozen=True)
-class Program:
+class TorchProgram:
     """A module, the arguments to run it on, and what is known of them.
 
     `roles` names inputs, as the exported program does, that hold something else than inputs;
@@ -209,10 +209,10 @@ def of_data(name: str) -> bool:
 
 def built(
     path: str, dims: Mapping[str, int], dtype: str = ""
-) -> tuple[Program | ExportedProgram, dict[str, int]]:
-    """What the function gives: a `Program`, a module with its arguments, a tuple of them, or those
-    and a dictionary of keyword arguments, or what torch.export made of them. With a `dtype` the
-    floats of the module and its arguments are in it (`module.to`). It is called with the
+) -> tuple[TorchProgram | ExportedProgram, dict[str, int]]:
+    """What the function gives: a `TorchProgram`, a module with its arguments, a tuple of them, or
+    those and a dictionary of keyword arguments, or what torch.export made of them. With a `dtype`
+    the floats of the module and its arguments are in it (`module.to`). It is called with the
     dimensions that it takes, by name; the others come back, for an exported program's symbols, and
     for sizes that depend on the data."""
     place, _, name = path.rpartition(":")
@@ -236,12 +236,12 @@ def built(
     if dtype:
         program = _in_dtype(program, dtype, path)
     unknown = [name for name in left if not of_data(name)]
-    if unknown and isinstance(program, Program):
+    if unknown and isinstance(program, TorchProgram):
         raise _not_taken(unknown[0], parameters, path)
     return program, left
 
 
-def _in_dtype(made: Program | ExportedProgram, dtype: str, path: str) -> Program:
+def _in_dtype(made: TorchProgram | ExportedProgram, dtype: str, path: str) -> TorchProgram:
     """The program with all its floats in a dtype."""
     if isinstance(made, ExportedProgram):
         what = "a dtype is for a module: this function returns an exported program"
@@ -257,16 +257,16 @@ def _in_dtype(made: Program | ExportedProgram, dtype: str, path: str) -> Program
     return replace(made, module=made.module.to(DTYPES[dtype]), args=args, kwargs=kwargs)
 
 
-def _program(made: Any, path: str) -> Program | ExportedProgram:
+def _program(made: Any, path: str) -> TorchProgram | ExportedProgram:
     match made:
         case ExportedProgram():
             return made
-        case Program():
+        case TorchProgram():
             return replace(made, name=function_name(path))
         case (torch.nn.Module() as module, args):
-            return Program(module, _as_tuple(args), name=function_name(path))
+            return TorchProgram(module, _as_tuple(args), name=function_name(path))
         case (torch.nn.Module() as module, args, dict() as kwargs):
-            return Program(module, _as_tuple(args), kwargs, name=function_name(path))
+            return TorchProgram(module, _as_tuple(args), kwargs, name=function_name(path))
         case _:
             found = (
                 f"({', '.join(type(x).__name__ for x in made)})"

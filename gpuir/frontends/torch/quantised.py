@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from gpuir.frontends.torch.packed import CODES, Packed, QuantisedLinear, Scheme, Weights
+from gpuir.frontends.torch.packed import CODES, PackedMatrix, QuantisedLinear, Scheme, WeightFormat
 from gpuir.ir.errors import ModelError, nearest
 
 F8 = torch.float8_e4m3fn
@@ -36,7 +36,7 @@ ENGINE = (
     "packed weights are multiplied without unpacking, as the kernels "
     "of inference engines do; PyTorch unpacks them"
 )
-E2M1 = Weights(U4, columns=32, scale=torch.float8_e8m0fnu, floats=True)  # MXFP4
+E2M1 = WeightFormat(U4, columns=32, scale=torch.float8_e8m0fnu, floats=True)  # MXFP4
 
 
 @dataclass(frozen=True)
@@ -219,7 +219,7 @@ def stack(name: str, module: Any, scheme: Scheme, where: str) -> None:
         if module.is_transposed:
             out, into = into, out
         delattr(module, matrix)
-        setattr(module, matrix, Packed((experts, out, into), scheme.weights, weight.dtype))
+        setattr(module, matrix, PackedMatrix((experts, out, into), scheme.weights, weight.dtype))
     module.is_transposed = False
     module.inputs = scheme.inputs
 
@@ -283,7 +283,7 @@ def awq(keys: Keys, model: nn.Module) -> Quantisation:
     stored = codes(keys) if "bits" in keys.data else codes(keys, "w_bit")
     size = keys.size("group_size" if "group_size" in keys.data else "q_group_size", 128)
     zero = stored if keys.get("zero_point", bool, True) else None
-    scheme = Scheme(Weights(stored, columns=size, scale=model_dtype(model), zero=zero))
+    scheme = Scheme(WeightFormat(stored, columns=size, scale=model_dtype(model), zero=zero))
     left = keys.names("modules_to_not_convert")
     return Quantisation("awq", apart_from(scheme, model, left, defaults=True), experts=True)
 
@@ -312,7 +312,7 @@ def gptq(keys: Keys, model: nn.Module) -> Quantisation:
 def gptq_scheme(keys: Keys, model: nn.Module) -> Scheme:
     stored, size = codes(keys), keys.size("group_size", 128)
     zero = None if keys.get("sym", bool, True) else stored
-    weights = Weights(stored, columns=size, scale=model_dtype(model), zero=zero)
+    weights = WeightFormat(stored, columns=size, scale=model_dtype(model), zero=zero)
     return Scheme(weights, ordered=keys.get("desc_act", bool, False))
 
 
@@ -331,7 +331,7 @@ def fp8(keys: Keys, model: nn.Module) -> Quantisation:
     rows, columns = given or (0, 0)
     static = activations(keys) == "static"
     scale = torch.float8_e8m0fnu if keys.get("scale_fmt", str) == "ue8m0" else torch.float32
-    scheme = Scheme(Weights(F8, rows, columns, scale), F8, static)
+    scheme = Scheme(WeightFormat(F8, rows, columns, scale), F8, static)
     of = apart_from(scheme, model, keys.names("modules_to_not_convert"))
     return Quantisation("fp8", of, experts=True, assumed=(BLOCKWISE,) if given else ())
 
@@ -344,7 +344,7 @@ def activations(keys: Keys) -> str:
 
 
 def fbgemm(keys: Keys, model: nn.Module) -> Quantisation:
-    of = apart_from(Scheme(Weights(F8), F8), model, keys.names("modules_to_not_convert"))
+    of = apart_from(Scheme(WeightFormat(F8), F8), model, keys.names("modules_to_not_convert"))
     return Quantisation("fbgemm_fp8", of)
 
 
@@ -353,13 +353,13 @@ def bitsandbytes(keys: Keys, model: nn.Module) -> Quantisation:
     memory (bitsandbytes/autograd/_functions.py: matmul_4bit). Eight: LLM.int8()."""
     left = keys.names("llm_int8_skip_modules")
     if keys.get("load_in_8bit", bool, False):
-        scheme = Scheme(Weights(torch.int8), torch.int8, unpacks=1)
+        scheme = Scheme(WeightFormat(torch.int8), torch.int8, unpacks=1)
         return Quantisation("bitsandbytes", apart_from(scheme, model, left), assumed=(OUTLIERS,))
     kind = keys.get("bnb_4bit_quant_type", str, "fp4")
     if kind not in ("nf4", "fp4"):
         raise keys.refused(f"bnb_4bit_quant_type {kind!r}", kind, "nf4 or fp4")
     nested = 256 if keys.get("bnb_4bit_use_double_quant", bool, False) else 0
-    stored = Weights(U4, columns=64, floats=True, nested=nested)
+    stored = WeightFormat(U4, columns=64, floats=True, nested=nested)
     of = apart_from(Scheme(stored, unpacks=2), model, left)
     return Quantisation("bitsandbytes", of, assumed=(CODE_BOOK,))
 
@@ -372,20 +372,20 @@ def mxfp4(keys: Keys, model: nn.Module) -> Quantisation:
 
 
 def eetq(keys: Keys, model: nn.Module) -> Quantisation:
-    return weight_only("eetq", keys, model, {"int8": Weights(torch.int8)})
+    return weight_only("eetq", keys, model, {"int8": WeightFormat(torch.int8)})
 
 
 def quanto(keys: Keys, model: nn.Module) -> Quantisation:
     """optimum-quanto unpacks what its own kernels do not take; int8 and float8 they do."""
     if (inputs := keys.get("activations", str)) is not None:
         raise keys.refused("quanto's activations", inputs, "weights alone")
-    narrow = Weights(U4, columns=128, scale=model_dtype(model), zero=model_dtype(model))
-    kinds = {"int8": Weights(torch.int8), "float8": Weights(F8), "int4": narrow}
+    narrow = WeightFormat(U4, columns=128, scale=model_dtype(model), zero=model_dtype(model))
+    kinds = {"int8": WeightFormat(torch.int8), "float8": WeightFormat(F8), "int4": narrow}
     return weight_only("quanto", keys, model, kinds)
 
 
 def weight_only(
-    name: str, keys: Keys, model: nn.Module, kinds: Mapping[str, Weights]
+    name: str, keys: Keys, model: nn.Module, kinds: Mapping[str, WeightFormat]
 ) -> Quantisation:
     kind = keys.get("weights", str, "int8")
     if kind not in kinds:
@@ -401,7 +401,7 @@ def hqq(keys: Keys, model: nn.Module) -> Quantisation:
     outer = keys.part("quant_config") or keys
     inner = outer.part("weight_quant_params") or outer
     dtype = model_dtype(model)
-    stored = Weights(codes(inner, "nbits"), columns=inner.size("group_size", 64), scale=dtype)
+    stored = WeightFormat(codes(inner, "nbits"), columns=inner.size("group_size", 64), scale=dtype)
     scheme = Scheme(replace(stored, zero=dtype), unpacks=1)
     left = keys.names("skip_modules") or ["lm_head"]
     return Quantisation("hqq", apart_from(scheme, model, left, wide=False))
@@ -411,8 +411,8 @@ TORCHAO: dict[str, Callable[[Keys, nn.Module], Scheme]] = {
     "Int4WeightOnlyConfig": lambda keys, model: int4(keys, model),
     "Int8WeightOnlyConfig": lambda keys, model: int8(keys, model, None),
     "Int8DynamicActivationInt8WeightConfig": lambda keys, model: int8(keys, model, torch.int8),
-    "Float8WeightOnlyConfig": lambda keys, model: Scheme(Weights(F8)),
-    "Float8DynamicActivationFloat8WeightConfig": lambda keys, model: Scheme(Weights(F8), F8),
+    "Float8WeightOnlyConfig": lambda keys, model: Scheme(WeightFormat(F8)),
+    "Float8DynamicActivationFloat8WeightConfig": lambda keys, model: Scheme(WeightFormat(F8), F8),
 }
 # names of functions, all that transformers 4's TorchAoConfig took up to torchao 0.9; 5 takes none
 OLD_TORCHAO = {
@@ -425,7 +425,9 @@ OLD_TORCHAO = {
 def int4(keys: Keys, model: nn.Module) -> Scheme:
     dtype = model_dtype(model)
     return Scheme(
-        Weights(dtype=U4, rows=1, columns=keys.size("group_size", 128), scale=dtype, zero=dtype)
+        WeightFormat(
+            dtype=U4, rows=1, columns=keys.size("group_size", 128), scale=dtype, zero=dtype
+        )
     )
 
 
@@ -434,9 +436,9 @@ def int8(keys: Keys, model: nn.Module, inputs: torch.dtype | None) -> Scheme:
     before it, none."""
     columns = keys.size("group_size", 0)
     if keys.get("version", int, 2) > 1:
-        return Scheme(Weights(torch.int8, columns=columns, zero=torch.int8), inputs)
+        return Scheme(WeightFormat(torch.int8, columns=columns, zero=torch.int8), inputs)
     scale = torch.float32 if inputs else model_dtype(model)
-    return Scheme(Weights(torch.int8, columns=columns, scale=scale), inputs)
+    return Scheme(WeightFormat(torch.int8, columns=columns, scale=scale), inputs)
 
 
 def torchao(keys: Keys, model: nn.Module) -> Quantisation:
@@ -533,7 +535,7 @@ def group_scheme(group: Keys, model: nn.Module) -> Scheme:
     return Scheme(stored, narrow, static=not dynamic)
 
 
-def group_weights(keys: Keys, model: nn.Module) -> Weights:
+def group_weights(keys: Keys, model: nn.Module) -> WeightFormat:
     bits, kind = keys.get("num_bits", int, 8), keys.get("type", str, "int")
     symmetric = keys.get("symmetric", bool, True)
     size = keys.size("group_size", 0)
@@ -547,13 +549,13 @@ def group_weights(keys: Keys, model: nn.Module) -> Weights:
     scale = model_dtype(model)
     match bits, kind:
         case 8, "float":
-            return Weights(F8, rows, columns, scale)
+            return WeightFormat(F8, rows, columns, scale)
         case 4, "float" if size == 32:
             return E2M1
         case 8, "int" if symmetric:
-            return Weights(torch.int8, rows, columns, scale)
+            return WeightFormat(torch.int8, rows, columns, scale)
         case 4 | 8, "int":
-            return Weights(
+            return WeightFormat(
                 dtype=CODES[bits],
                 rows=rows,
                 columns=columns,
@@ -572,9 +574,9 @@ def modelopt(keys: Keys, model: nn.Module) -> Quantisation:
     """NVIDIA's: one scale a matrix, known ones of inputs, and so for keys and values."""
     algo = keys.get("quant_algo", str)
     schemes = {
-        "FP8": Scheme(Weights(F8, 0), F8, static=True),
-        "W4A16_AWQ": Scheme(Weights(U4, columns=128, scale=model_dtype(model))),
-        "FP8_PB_WO": Scheme(Weights(F8, 128, 128), F8),
+        "FP8": Scheme(WeightFormat(F8, 0), F8, static=True),
+        "W4A16_AWQ": Scheme(WeightFormat(U4, columns=128, scale=model_dtype(model))),
+        "FP8_PB_WO": Scheme(WeightFormat(F8, 128, 128), F8),
     }
     if algo not in schemes:
         raise keys.refused(f"modelopt's quant_algo {algo!r}", str(algo), ", ".join(schemes))

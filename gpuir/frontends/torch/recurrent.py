@@ -11,7 +11,7 @@ from gpuir.frontends.recurrence import (
     Activation,
     Cell,
     Direction,
-    Weights,
+    RecurrentWeights,
     gru_cell,
     lstm_cell,
     rnn_cell,
@@ -25,7 +25,9 @@ def mapped(fn: str) -> Activation:
     return lambda x, e: e.map(fn, x)
 
 
-def weights(e: Emitter, x: Value, params: Sequence[Value], waits: bool, turned: bool) -> Weights:
+def weights(
+    e: Emitter, x: Value, params: Sequence[Value], waits: bool, turned: bool
+) -> RecurrentWeights:
     """Of one direction, from its matrices and biases: X W + b for all steps at once, steps first.
     `waits`: a part of the state's bias, for a GRU's reset gate; `turned`: x has the batch first."""
     w, r, *biases = params
@@ -37,7 +39,7 @@ def weights(e: Emitter, x: Value, params: Sequence[Value], waits: bool, turned: 
         gates = e.map("add", gates, ours if waits else e.map("add", ours, theirs))
     if turned:
         gates = e(t.Transpose(gates, (1, 0, 2)))
-    return Weights(gates, (r,), late, ())
+    return RecurrentWeights(gates, (r,), late, ())
 
 
 def recurrent(

@@ -23,8 +23,8 @@ import torch
 from gpuir.frontends.emit import NumbersMissing
 from gpuir.frontends.model import Model, Weights
 from gpuir.frontends.torch.node import dtype_of
-from gpuir.frontends.torch.program import Program
-from gpuir.frontends.torch.stacks import Stack, cut, stacks_of
+from gpuir.frontends.torch.program import TorchProgram
+from gpuir.frontends.torch.stacks import LayerStack, cut, stacks_of
 from gpuir.frontends.torch.walk import numbers
 from gpuir.ir.errors import GpuirError
 from gpuir.ir.graph import Graph, Node, Op, Value, field_names
@@ -40,7 +40,9 @@ class Irregular(Exception):
     """Two graphs of few layers do not tell that of more."""
 
 
-def grown(program: Program, load: Callable[[Program], Model], joint: bool) -> Model | None:
+def grown(
+    program: TorchProgram, load: Callable[[TorchProgram], Model], joint: bool
+) -> Model | None:
     """The program's graph, made of those that `load` gives of it with fewer layers; None where too
     few of them are alike, or the graphs do not prove it. A `joint` graph has a backward pass, in
     which the last layer reads what no other does: one between it and the first shows the rest."""
@@ -73,7 +75,7 @@ def grown(program: Program, load: Callable[[Program], Model], joint: bool) -> Mo
     return replace(model, graph=graph)
 
 
-def _shorter(program: Program, stacks: Sequence[Stack], times: int) -> Program:
+def _shorter(program: TorchProgram, stacks: Sequence[LayerStack], times: int) -> TorchProgram:
     """The program with as many of what it is given of each layer as there are layers."""
     whole, kept = len(stacks[0].layers), stacks[0].length(times)
     per_layer = [name for name, given in program.kwargs.items() if _is_listed(given, whole)]
@@ -123,7 +125,7 @@ def _tensors(module: torch.nn.Module) -> dict[str, torch.Tensor]:
 class _Places:
     """Which of a stack's periods things belong to, by the paths of modules in their names."""
 
-    def __init__(self, program: Program, stacks: Sequence[Stack]):
+    def __init__(self, program: TorchProgram, stacks: Sequence[LayerStack]):
         self.start = len(program.name) + 1
         self.stacks = {stack.path: stack for stack in stacks}
         paths = "|".join(map(re.escape, self.stacks))

@@ -10,7 +10,7 @@ import numpy as np
 
 from gpuir.frontends.emit import Emitter
 from gpuir.frontends.idioms import (
-    Window,
+    SlidingWindow,
     cast,
     column_image,
     matrices_turned,
@@ -100,7 +100,7 @@ def folded(n: TorchNode, e: Emitter) -> Value:
     strides, low, dilations = (spread(n.args[a], 2) for a in ("stride", "padding", "dilation"))
     gives = n.type.with_shape((1, *n.type.shape)) if alone else n.type
     work = x.type.size * flops_of("add", x.type.dtype)
-    window = Window(block, strides, low, low, dilations)
+    window = SlidingWindow(block, strides, low, low, dilations)
     return reshaped(e, column_image(e, x, image, window, gives, work), n.type.shape)
 
 

@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_leaves
 
 from gpuir.frontends.torch.dims import Dims
 from gpuir.frontends.torch.node import TorchNode
-from gpuir.frontends.torch.program import Program
+from gpuir.frontends.torch.program import TorchProgram
 from gpuir.ir.errors import ModelError
 from gpuir.ir.graph import Value
 from gpuir.ir.types import TensorType
@@ -76,7 +76,7 @@ def examples(program: torch.export.ExportedProgram, source: Any = None) -> dict[
     numbers they store is nowhere else. `source` is what was exported, if its arguments were others,
     fakes of its own."""
     given: Any = program.example_inputs
-    if isinstance(source, Program):
+    if isinstance(source, TorchProgram):
         given = (source.args, dict(source.kwargs))
     names = list(program.graph_signature.user_inputs)
     leaves = tree_leaves(given) if given is not None else []

@@ -16,7 +16,7 @@ Described = dict[tuple[str, ...], Any]  # what a layer holds, by the module in i
 
 
 @dataclass(frozen=True)
-class Stack:
+class LayerStack:
     """A list of layers in which, behind the `first` few, every `period` layers are alike: `times`
     whole ones, and what is left of another."""
 
@@ -36,7 +36,7 @@ class Stack:
         return len(self.layers) - (self.times - times) * self.period
 
 
-def stacks_of(module: nn.Module, times: int) -> list[Stack]:
+def stacks_of(module: nn.Module, times: int) -> list[LayerStack]:
     """The longest lists of a module in which more than `times` whole periods follow one another,
     those of one length and period."""
     found = sorted(_stacks(module, "", (), times), key=lambda s: -len(s.layers))
@@ -44,14 +44,16 @@ def stacks_of(module: nn.Module, times: int) -> list[Stack]:
     return [s for s in found if [(len(s.layers), s.first, s.period)] == kind]
 
 
-def _stacks(module: nn.Module, path: str, configs: tuple[Any, ...], times: int) -> Iterator[Stack]:
+def _stacks(
+    module: nn.Module, path: str, configs: tuple[Any, ...], times: int
+) -> Iterator[LayerStack]:
     if (own := getattr(module, "config", None)) is not None:
         configs = (*configs, own)
     for name, child in module.named_children():
         place = f"{path}.{name}" if path else name
         if isinstance(child, nn.ModuleList) and len(child) > times:
             first, period = regular(kinds(child, configs))
-            stack = Stack(
+            stack = LayerStack(
                 parent=module, name=name, path=place, layers=child, first=first, period=period
             )
             if stack.times > times:
@@ -127,7 +129,7 @@ def _plain(value: Any) -> Any:
 
 
 @contextmanager
-def cut(stacks: Sequence[Stack], times: int) -> Generator[None]:
+def cut(stacks: Sequence[LayerStack], times: int) -> Generator[None]:
     """The modules without the layers behind so many whole periods, and what is left of another."""
     try:
         for stack in stacks:

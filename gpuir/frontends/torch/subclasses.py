@@ -26,7 +26,7 @@ from torch import fx, nn
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
 
-from gpuir.frontends.torch.packed import CODES, QuantisedLinear, Scheme, Weights
+from gpuir.frontends.torch.packed import CODES, QuantisedLinear, Scheme, WeightFormat
 from gpuir.frontends.torch.quantised import ENGINE, described
 
 NARROW = (torch.int8, torch.float8_e4m3fn, torch.float8_e5m2)
@@ -42,7 +42,7 @@ PRODUCTS = (  # what torchao calls for a linear layer: ATen's, and those of mslk
 # ---------------------------------------------------------------------------- what is stored
 
 
-def stored(parts: Sequence[torch.Tensor], out: int, into: int) -> tuple[Weights, bool] | None:
+def stored(parts: Sequence[torch.Tensor], out: int, into: int) -> tuple[WeightFormat, bool] | None:
     """How the tensors of a weight [out, in] store it, and whether the scale of what it multiplies
     is among them; None where it is not one of the ways that are known here."""
     if len(parts) < 2 or not parts[1].is_floating_point():
@@ -68,7 +68,7 @@ def stored(parts: Sequence[torch.Tensor], out: int, into: int) -> tuple[Weights,
             static = True
         else:
             return None
-    return Weights(dtype, *block, scale.dtype, zero), static
+    return WeightFormat(dtype, *block, scale.dtype, zero), static
 
 
 def blocks(
@@ -190,7 +190,7 @@ def as_traced(paths: Sequence[str]) -> Iterator[str]:
 
 
 @dataclass
-class Call:
+class QuantisedCall:
     """A quantised layer in a program: the node that it multiplies, and the one that it gives."""
 
     path: str
@@ -221,7 +221,7 @@ class Calls:
     """The quantised layers of a program: each by the node that it gives, the nodes that are parts
     of them, the weights that only they read, and what is assumed."""
 
-    made: Mapping[fx.Node, Call] = field(default_factory=dict[fx.Node, Call])
+    made: Mapping[fx.Node, QuantisedCall] = field(default_factory=dict[fx.Node, QuantisedCall])
     parts: frozenset[fx.Node] = frozenset()
     weights: frozenset[str] = frozenset()
     assumed: tuple[str, ...] = ()
@@ -289,7 +289,7 @@ def calls_of(program: ExportedProgram) -> Calls:
 
 def call_of(
     weight: str, nodes: Sequence[fx.Node], parts: Mapping[str, fx.Node], own: Collection[str]
-) -> Call | None:
+) -> QuantisedCall | None:
     """The layer that these nodes are; None where they are something else than one known here. Those
     in `own` are the program's weights."""
     inside = {*nodes}
@@ -317,7 +317,9 @@ def call_of(
     held = parts.values()
     biased = any(n is not x and n not in held and n.meta["val"].shape == (out,) for n in given)
     like = torch.empty((), dtype=of, device="meta")
-    return Call(weight.removesuffix(".weight"), layer(scheme, (out, into), biased, like), x, y)
+    return QuantisedCall(
+        weight.removesuffix(".weight"), layer(scheme, (out, into), biased, like), x, y
+    )
 
 
 def rows_of(nodes: Sequence[fx.Node], x: fx.Node) -> list[fx.Node] | None:

@@ -21,7 +21,7 @@ from gpuir.frontends.torch.higher import HIGHER, arithmetic
 from gpuir.frontends.torch.node import Arguments, TorchNode, dtype_of
 from gpuir.frontends.torch.packed import launched
 from gpuir.frontends.torch.sparse import Sparse, answered, held_in, is_sparse, result, sized
-from gpuir.frontends.torch.subclasses import Call
+from gpuir.frontends.torch.subclasses import QuantisedCall
 from gpuir.frontends.torch.table import CONVERTERS
 from gpuir.ir.errors import GpuirError, ModelError, nearest
 from gpuir.ir.graph import Loc, Value
@@ -47,7 +47,7 @@ def item(several: Any, index: Any) -> Any:
 
 
 @dataclass
-class Walk:
+class TorchWalk:
     """One pass over a graph's nodes, and over those of the graphs inside it."""
 
     source: str
@@ -58,12 +58,12 @@ class Walk:
     opaque: dict[str, None] = field(default_factory=dict[str, None])
     trip_counts: Mapping[str, int] = field(default_factory=dict[str, int])
     loops: set[str] = field(default_factory=set[str])
-    layers: Mapping[fx.Node, Call] = field(default_factory=dict[fx.Node, Call])
+    layers: Mapping[fx.Node, QuantisedCall] = field(default_factory=dict[fx.Node, QuantisedCall])
     parts: Collection[fx.Node] = frozenset()
     params: dict[str, Value] = field(default_factory=dict[str, Value])
     depth: int = 0
 
-    def inside(self, emit: Emitter) -> Walk:
+    def inside(self, emit: Emitter) -> TorchWalk:
         """The walk over a graph inside this one."""
         return replace(self, emit=emit, depth=self.depth + 1)
 
@@ -95,7 +95,7 @@ class Walk:
                 )
         return ()
 
-    def layer(self, call: Call, known: Mapping[fx.Node, Any]) -> Any:
+    def layer(self, call: QuantisedCall, known: Mapping[fx.Node, Any]) -> Any:
         """What a quantised layer gives, whose calls in the program are not walked."""
         x = known[call.x]
         for name, tensor in call.params.items():

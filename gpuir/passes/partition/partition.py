@@ -22,7 +22,7 @@ PassName = Literal["forward", "backward", "weights", "last", "norm", "update"]
 
 
 @dataclass(frozen=True)
-class Part:
+class PartGraphs:
     """What one part of a model runs, as graphs.
 
     `forward` and `backward` are of one microbatch, `update` is once a step, and before it `norm`,
@@ -58,7 +58,7 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Shared:
+class SharedGradient:
     """A gradient that several parts have terms of: before they update the weight, each of which has
     a copy, they add up what they have under this name. Or what `norm` gives of a square of a norm,
     which `update` takes of all."""
@@ -73,10 +73,10 @@ class Partition:
     passes, in the unit in which nodes were weighed. `shared` are gradients, `norms` what adds up to
     the norm that all are clipped to: what each `norm` gives, every `update` takes the sum of."""
 
-    parts: tuple[Part, ...]
-    shared: tuple[Shared, ...]
+    parts: tuple[PartGraphs, ...]
+    shared: tuple[SharedGradient, ...]
     lengths: tuple[float, ...]
-    norms: tuple[Shared, ...] = ()
+    norms: tuple[SharedGradient, ...] = ()
 
 
 def partition(
@@ -163,7 +163,7 @@ class _Maker:
         sent: list[list[Value]] = [[] for _ in every]  # from each part to the next
         sent_back: list[list[Value]] = [[] for _ in every]
         self.cross(reads, reads_back, sent, sent_back)
-        parts: list[Part] = []
+        parts: list[PartGraphs] = []
         for p in every:
             received = sent[p - 1] if p else []
             returned = sent_back[p + 1] if p + 1 < self.count else []
@@ -181,9 +181,9 @@ class _Maker:
                 saved=saved,
             )
             parts.append(part)
-        shared = tuple(Shared(s.passed, s.parts) for s in self.sums if len(s.parts) > 1)
+        shared = tuple(SharedGradient(s.passed, s.parts) for s in self.sums if len(s.parts) > 1)
         having = tuple(p for p, part in enumerate(parts) if part.norm is not None)
-        norms = tuple(Shared(v, having) for v in self.updates.totals)
+        norms = tuple(SharedGradient(v, having) for v in self.updates.totals)
         return Partition(tuple(parts), shared, self.homes.lengths, norms)
 
     def outputs(self) -> tuple[list[list[Value]], list[list[Value]]]:
@@ -271,7 +271,7 @@ class _Maker:
         sends: list[Value],
         sends_back: list[Value],
         saved: list[Value],
-    ) -> Part:
+    ) -> PartGraphs:
         made = {v for n in self.forward[p] for v in n.results}
         unread = self.unread if p == 0 else ()
         forward = self.graph(
@@ -284,7 +284,7 @@ class _Maker:
         if p == 0:
             forward = replace(forward, folded=self.g.folded)
         if not self.is_training:
-            return Part(forward, sends=tuple(sends))
+            return PartGraphs(forward, sends=tuple(sends))
         called = self.called[p]
         nodes = [
             replace(
@@ -306,7 +306,7 @@ class _Maker:
             both, weights, kept = apart(both, gradients, [*others, *sends_back])
             weights = accumulated(weights)
         backward = accumulated(both)
-        return Part(
+        return PartGraphs(
             forward,
             backward,
             weights,

@@ -21,10 +21,10 @@ from gpuir.ir.graph import Graph, Op, Value
 from gpuir.ir.phases import phase_of
 from gpuir.ops import tensor as t
 from gpuir.passes.shard.axes import axes_of
-from gpuir.passes.shard.place import Group, Kept, Place, part
+from gpuir.passes.shard.place import Group, Kept, Placed, part
 from gpuir.passes.shard.plan import weights_of
 from gpuir.passes.shard.rows import first_of
-from gpuir.passes.shard.ways import Inside, Way
+from gpuir.passes.shard.ways import Inside, ShardWay
 
 Dispatch = Literal["", "all_to_all", "all_gather"]
 Mix = t.Experts | t.ExpertsGradient
@@ -39,7 +39,7 @@ class Travel(Inside):
     dispatch: Dispatch = ""
     imbalance: float = 1.0
 
-    def ways(self, op: Op, ranks: int) -> Iterator[Way]:
+    def ways(self, op: Op, ranks: int) -> Iterator[ShardWay]:
         """Tokens in parts and experts in parts."""
         if not isinstance(op, Mix) or op.up.type.shape[0] % ranks or op.x.type.shape[0] % ranks:
             return
@@ -50,7 +50,7 @@ class Travel(Inside):
             if self.dispatch in ("", dispatch):
                 sent = 2 * moved * (ranks - 1) / ranks  # there and back; dy and dx of a gradient
                 takes, gives = (ROWS,) * len(op.operands), (ROWS,) * len(op.result_types)
-                yield Way(takes, gives, dispatch, sent)
+                yield ShardWay(takes, gives, dispatch, sent)
 
     def routed(self, op: Mix, tokens: int, experts: int, ranks: int) -> int:
         """Bytes of rows that travel, one for each expert of a token: as many as if all of so many
@@ -118,14 +118,14 @@ def between_products(op: Op, b: Builder, group: Group) -> Op:
 # ---------------------------------------------------------------------------- which weights
 
 
-def homes(g: Graph, ranks: int) -> dict[Value, Place]:
+def homes(g: Graph, ranks: int) -> dict[Value, Placed]:
     """The params that a graph's experts are, or are made from, one expert after another along an
     axis. UsageError where they do not divide."""
     producers, params = g.producers(), frozenset(g.params)
-    found: dict[Value, Place] = {}
+    found: dict[Value, Placed] = {}
     counts: set[int] = set()
 
-    def keep(v: Value, place: Place) -> None:
+    def keep(v: Value, place: Placed) -> None:
         if v in params:
             found[v] = place
             return

@@ -17,7 +17,7 @@ Group = tuple[str, tuple[int, ...], tuple[int, ...]]  # as a `t.collective` has 
 Kept = dict[tuple[Value, str], Value]  # what a rank has of others' values, by how it came
 
 
-class Place(NamedTuple):
+class Placed(NamedTuple):
     """What each rank of a group has: the whole tensor, its own part along `axis`, or a term of the
     sum that the tensor is. With `parts`, the extents of what lies packed along the axis, a rank has
     its part of each."""
@@ -46,15 +46,15 @@ class Place(NamedTuple):
         return all(n % ranks == 0 and n > 0 for n in extents)
 
 
-WHOLE = Place("whole")
-SUM = Place("sum")
+WHOLE = Placed("whole")
+SUM = Placed("sum")
 
 
-def part(axis: int, parts: tuple[int, ...] = ()) -> Place:
-    return Place("part", axis, parts)
+def part(axis: int, parts: tuple[int, ...] = ()) -> Placed:
+    return Placed("part", axis, parts)
 
 
-def moved_bytes(type: TensorType, have: Place, want: Place, ranks: int) -> float | None:
+def moved_bytes(type: TensorType, have: Placed, want: Placed, ranks: int) -> float | None:
     """What a rank sends to bring a tensor from one place to another; None where it cannot be.
 
     As rings do it: (n - 1) / n of the tensor to gather and to scatter (Thakur, Rabenseifner, Gropp:

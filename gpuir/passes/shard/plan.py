@@ -22,12 +22,12 @@ from gpuir.passes.shard.place import (
     SUM,
     WHOLE,
     WIDE,
-    Place,
+    Placed,
     moved_bytes,
     part,
 )
 from gpuir.passes.shard.sources import Homes, Sources
-from gpuir.passes.shard.ways import Way, repeated_bytes, ways
+from gpuir.passes.shard.ways import ShardWay, repeated_bytes, ways
 
 KEPT = 1e9  # as many times dearer than sending is to gather what is to stay in parts
 EACH = 1e6  # bytes that could be sent while a collective begins: 3 us at 300 GB/s. Assumed
@@ -47,17 +47,19 @@ class Planner:
 
     g: Graph
     ranks: int
-    homes: dict[Value, Place]
+    homes: dict[Value, Placed]
     data: bool
-    hints: Mapping[Value, Place] = field(default_factory=dict[Value, Place])
+    hints: Mapping[Value, Placed] = field(default_factory=dict[Value, Placed])
     sums_whole: bool = False  # gradients are added up whole, even where they are read in parts
     sequence: bool = False  # sums of activations may be added up in parts of their rows
     replicas: int = 1
-    inside: Callable[[Op, int], Iterable[Way]] = lambda op, ranks: ()
+    inside: Callable[[Op, int], Iterable[ShardWay]] = lambda op, ranks: ()
     stay: Collection[Value] = ()
     own: Collection[Value] = ()
-    places: dict[Value, list[Place]] = field(default_factory=dict[Value, list[Place]])
-    chosen: dict[Value, Way] = field(default_factory=dict[Value, Way])  # by a node's first result
+    places: dict[Value, list[Placed]] = field(default_factory=dict[Value, list[Placed]])
+    chosen: dict[Value, ShardWay] = field(
+        default_factory=dict[Value, ShardWay]
+    )  # by a node's first result
 
     def __post_init__(self) -> None:
         g = self.g
@@ -70,8 +72,8 @@ class Planner:
         self.alone = {id(n.op) for n in g.nodes if n.results and n.results[0] in self.own}
         self.signatures: dict[int, int] = {}  # by the identity of ops, which the graph keeps
         self.numbered: dict[Hashable, int] = {}
-        self.known_ways: dict[Hashable, tuple[Way, ...]] = {}
-        self.known_best: dict[Hashable, tuple[float, Way]] = {}
+        self.known_ways: dict[Hashable, tuple[ShardWay, ...]] = {}
+        self.known_best: dict[Hashable, tuple[float, ShardWay]] = {}
         self.weights: dict[Value, Value | None] = {}
         self.params, self.inputs = frozenset(g.params), frozenset(g.inputs)
         self.numbers = {n.results[0]: i for i, n in enumerate(g.nodes) if n.results}
@@ -103,7 +105,7 @@ class Planner:
             self.places[v] = [p]
             self.fetched(v, self.settled(v, p))
 
-    def way(self, node: Node) -> Way:
+    def way(self, node: Node) -> ShardWay:
         """The way of a node. Nothing pays of what is whole everywhere: what no operand is cut for
         is not cut, and a sum of shares is added up again."""
         op, wanted = node.op, self.wanted(node)
@@ -115,19 +117,19 @@ class Planner:
         """The nodes whose work each rank does whole; of others all ranks together do it once."""
         return [n for n in self.g.nodes if not (n.results and self.chosen[n.results[0]].axis)]
 
-    def end(self, v: Value) -> Place:
+    def end(self, v: Value) -> Placed:
         """Where an output is left."""
         place = self.places[v][0]
         return self.settled(v, place) if v in self.producers else place
 
-    def fetched(self, v: Value, place: Place) -> None:
+    def fetched(self, v: Value, place: Placed) -> None:
         if place not in self.places[v]:
             self.places[v].append(place)
 
     def promote(self) -> bool:
         """Moves params that every reader takes in the same parts to be kept so, and states that
         are left in parts; says whether there were any."""
-        found: dict[Value, Place] = {}
+        found: dict[Value, Placed] = {}
         anew = {old: self.places[new][0] for new, old in self.over.items()}
         for v in (*self.g.inputs, *self.g.params):
             role = self.g.role_of(v)
@@ -143,7 +145,7 @@ class Planner:
         self.homes.update(found)
         return bool(found)
 
-    def taken(self, node: Node, v: Value) -> list[Place]:
+    def taken(self, node: Node, v: Value) -> list[Placed]:
         """How a node takes an operand."""
         way = self.chosen[node.results[0]] if node.results else None
         pairs = zip(node.op.operands, way.takes, strict=True) if way else ()
@@ -164,7 +166,7 @@ class Planner:
                     self.zeros[v] = False
         return self.zeros[v]
 
-    def cost(self, v: Value, have: Sequence[Place], want: Place) -> float:
+    def cost(self, v: Value, have: Sequence[Placed], want: Placed) -> float:
         """What a rank sends to have a value where it is wanted; nothing of one that comes later.
         What is to stay in parts is gathered for a price. Of equals, what is added up already is
         taken so: its terms would be held beside it."""
@@ -188,7 +190,7 @@ class Planner:
                 self.weights[v] = self.param_of(node.op.operands[0])
         return self.weights[v]
 
-    def ways(self, op: Op, have: Sequence[Sequence[Place]] = ()) -> tuple[Way, ...]:
+    def ways(self, op: Op, have: Sequence[Sequence[Placed]] = ()) -> tuple[ShardWay, ...]:
         """As `ways.ways`, which is asked once of ops that differ in the names of values alone."""
         if is_update(op):
             return tuple(ways(op, self.ranks, self.is_zero, have))
@@ -212,13 +214,13 @@ class Planner:
             self.signatures[id(op)] = found
         return found
 
-    def wanted(self, node: Node) -> Collection[Place]:
+    def wanted(self, node: Node) -> Collection[Placed]:
         """The parts that the weights are in whose gradients a node gives, or a term of them."""
         if self.data:
             return ()
         return {p for v in node.results if (p := self.aim(v)).is_part}
 
-    def aim(self, v: Value) -> Place:
+    def aim(self, v: Value) -> Placed:
         """Where the gradient of a weight is to be, or what becomes one behind views, casts and sums
         with other terms: of a weight with several readers each has its own."""
         if v in self.weight_of:
@@ -241,9 +243,9 @@ class Planner:
     def choose(
         self,
         op: Op,
-        known: Mapping[Value, Place] | None = None,
-        wanted: Collection[Place] = (),
-    ) -> tuple[float, Way]:
+        known: Mapping[Value, Placed] | None = None,
+        wanted: Collection[Placed] = (),
+    ) -> tuple[float, ShardWay]:
         """The way that costs least, and what it costs, in bytes over a link. Nothing is cut that no
         operand is cut for, and that is not `wanted` so."""
         if op.control:  # whole on each rank; what is inside is not looked at
@@ -265,9 +267,9 @@ class Planner:
         return self.known_best[key]
 
     def best(
-        self, op: Op, have: Sequence[Sequence[Place]], wanted: Collection[Place]
-    ) -> tuple[float, Way]:
-        best: tuple[float, Way] | None = None
+        self, op: Op, have: Sequence[Sequence[Placed]], wanted: Collection[Placed]
+    ) -> tuple[float, ShardWay]:
+        best: tuple[float, ShardWay] | None = None
         for way in self.ways(op, have):
             pairs = list(zip(op.operands, have, way.takes, strict=True))
             follows = any(p.is_part and p in places for _, places, p in pairs)
@@ -287,7 +289,7 @@ class Planner:
         assert best is not None
         return best
 
-    def settled(self, v: Value, place: Place) -> Place:
+    def settled(self, v: Value, place: Placed) -> Placed:
         """Where a value is wanted that is a sum of terms: it stays so for a single reader that
         takes it so, else it is added up at once, whole or in the parts that readers have others in.
         """
@@ -345,7 +347,7 @@ class Planner:
             return
         named = dict(zip(node.op.operands, axes.operands, strict=True))
         inside = {n for v in weights for n in named[v] if n} | {"packed", "between"}
-        gains: dict[Way, float] = {}
+        gains: dict[ShardWay, float] = {}
         for way in self.ways(node.op, self.packed(node, weights)):
             taken = dict(zip(node.op.operands, way.takes, strict=True))
             if way.axis not in inside:
@@ -377,12 +379,12 @@ class Planner:
         params = {p for v in weights for p in self.sources.of(v) or ()}
         return self.replicas * sum(p.type.nbytes for p in params)
 
-    def by_rows(self, op: Op, way: Way, weights: list[Value]) -> bool:
+    def by_rows(self, op: Op, way: ShardWay, weights: list[Value]) -> bool:
         """Whether the other operands are cut as a way takes them."""
         others = [(v, p) for v, p in zip(op.operands, way.takes, strict=True) if v not in weights]
         return SUM in way.gives and any(p.is_part and p in self.places[v] for v, p in others)
 
-    def gain(self, node: Node, way: Way, each: float) -> float:
+    def gain(self, node: Node, way: ShardWay, each: float) -> float:
         """What ranks need not do of a product whose weights are cut, less what is sent to gather
         what becomes of its result, where that is no operand of a product that can be cut by rows;
         in bytes over a link, with `each` for the begin of a collective."""
@@ -427,7 +429,7 @@ class Planner:
         ends = (v for v in results if self.leaves(v) or known[v] == SUM)
         return saved - sent - sum(self.gathered(v, known[v], each) for v in ends)
 
-    def gathered(self, v: Value, place: Place, each: float) -> float:
+    def gathered(self, v: Value, place: Placed, each: float) -> float:
         """What it takes to have all of a value everywhere."""
         cost = moved_bytes(v.type, place, WHOLE, self.ranks)
         return cost + each if cost else 0.0
@@ -437,7 +439,7 @@ class Planner:
         """What the begin of a collective costs, of all replicas together."""
         return EACH * self.replicas
 
-    def ends_in(self, op: Op, known: Mapping[Value, Place]) -> bool:
+    def ends_in(self, op: Op, known: Mapping[Value, Placed]) -> bool:
         """Whether an op is a product that can be cut by rows, as an operand of it is."""
         weights = [v for v in weights_of(op) if self.is_whole(v)]
         if not weights:
@@ -463,7 +465,7 @@ class Planner:
         params = self.sources.of(v)
         return bool(params) and all(self.homes.get(p, WHOLE) == WHOLE for p in params or ())
 
-    def readers(self, v: Value, place: Place) -> list[tuple[Node, Homes]] | None:
+    def readers(self, v: Value, place: Placed) -> list[tuple[Node, Homes]] | None:
         """The nodes that read what a weight is made of, with what they get in parts if the weight
         is to come in parts; None where one of them needs it whole."""
         homes = self.sources.homes(v, place) if self.is_whole(v) else None
@@ -471,7 +473,7 @@ class Planner:
         alike = found is not None and all(any(self.ways_with(n, given)) for n, given in found)
         return found if alike else None
 
-    def ways_with(self, node: Node, given: Mapping[Value, Place]) -> Iterator[Way]:
+    def ways_with(self, node: Node, given: Mapping[Value, Placed]) -> Iterator[ShardWay]:
         """The ways to run a node with these operands in parts."""
         have = [[given[v]] if v in given else [] for v in node.op.operands]
         for way in self.ways(node.op, have):
@@ -479,11 +481,11 @@ class Planner:
             if way.axis and all(given.get(v, p) == p for v, p in pairs):
                 yield way
 
-    def may_cut(self, v: Value, place: Place) -> bool:
+    def may_cut(self, v: Value, place: Placed) -> bool:
         """Whether the params of a weight can be kept so that it is where it is wanted."""
         return not place.is_part or self.readers(v, place) is not None
 
-    def elsewhere(self, node: Node, v: Value, place: Place, each: float) -> float:
+    def elsewhere(self, node: Node, v: Value, place: Placed, each: float) -> float:
         """What it gains, in bytes over a link, that other nodes have the params of a weight in
         parts too; -inf where one cannot."""
         readers = self.readers(v, place) if place.is_part else []
@@ -491,7 +493,7 @@ class Planner:
             return -inf
         return sum(self.in_parts(n, given, each) for n, given in readers if n is not node)
 
-    def in_parts(self, node: Node, given: Mapping[Value, Place], each: float) -> float:
+    def in_parts(self, node: Node, given: Mapping[Value, Placed], each: float) -> float:
         """What it gains that a node has operands in parts."""
         found = -inf
         for way in self.ways_with(node, given):
@@ -500,7 +502,7 @@ class Planner:
             found = max(found, self.gain(node, way, each), self.saved(node.op) - sent)
         return found
 
-    def cut_source(self, v: Value, place: Place) -> None:
+    def cut_source(self, v: Value, place: Placed) -> None:
         """Keeps the params that a weight is made of in parts."""
         homes = self.sources.homes(v, place) if place.is_part and self.is_whole(v) else None
         if not homes:
@@ -514,10 +516,10 @@ class Planner:
             len(self.ahead.get(x, ())) > 1 for x in (*homes, *(n.results[0] for n in made))
         )
 
-    def packed(self, node: Node, weights: list[Value]) -> list[list[Place]]:
+    def packed(self, node: Node, weights: list[Value]) -> list[list[Placed]]:
         """Places in several parts that the operands of a product might have, where slices cut its
         result up along an axis."""
-        have: list[list[Place]] = [[] for _ in node.op.operands]
+        have: list[list[Placed]] = [[] for _ in node.op.operands]
         axes = axes_of(node.op, self.is_zero)
         if axes is None or len(node.results) != 1:
             return have
@@ -589,14 +591,14 @@ def updated(g: Graph) -> dict[Value, Value]:
     return {v: w for w in weights for v in rows[w] if v != w and v.type.shape == w.type.shape}
 
 
-WHOLE_WAY = Way((), ())
+WHOLE_WAY = ShardWay((), ())
 ALONE = [WHOLE]
 
 
 @cache
-def whole_way(operands: int, results: int) -> Way:
+def whole_way(operands: int, results: int) -> ShardWay:
     """To run an op whole on each rank."""
-    return Way((WHOLE,) * operands, (WHOLE,) * results)
+    return ShardWay((WHOLE,) * operands, (WHOLE,) * results)
 
 
 def weights_of(op: Op) -> tuple[Value, ...]:

@@ -12,10 +12,10 @@ from gpuir.ir.build import Builder
 from gpuir.ir.graph import Op, Value
 from gpuir.ir.types import TensorType, bool_
 from gpuir.ops import tensor as t
-from gpuir.passes.shard.place import SUM, WHOLE, Group, Place, part
+from gpuir.passes.shard.place import SUM, WHOLE, Group, Placed, part
 
 
-def places(op: Op, is_zero: Callable[[Value], bool]) -> Iterator[tuple[list[Place], Place]]:
+def places(op: Op, is_zero: Callable[[Value], bool]) -> Iterator[tuple[list[Placed], Placed]]:
     """Where such an op takes its operands, and where it gives its result."""
     match op:
         case t.Gather(_, _, axis) | t.GatherElements(_, _, axis):

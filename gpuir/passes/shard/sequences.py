@@ -19,9 +19,9 @@ from gpuir.ir.types import TensorType, bool_, f32, i64
 from gpuir.ops import tensor as t
 from gpuir.ops.tensor import CollectiveKind
 from gpuir.passes.shard.axes import blocks_of
-from gpuir.passes.shard.place import WHOLE, Group, Kept, Place, part
+from gpuir.passes.shard.place import WHOLE, Group, Kept, Placed, part
 from gpuir.passes.shard.rows import closed, opened
-from gpuir.passes.shard.ways import Inside, Way
+from gpuir.passes.shard.ways import Inside, ShardWay
 
 Exchange = Literal["", "heads", "keys", "ring"]
 Kind = Literal["heads", "keys", "ring"]
@@ -37,7 +37,7 @@ class Meeting(Inside):
     exchange: Exchange = ""
     parts: int = 1
 
-    def ways(self, op: Op, ranks: int) -> Iterator[Way]:
+    def ways(self, op: Op, ranks: int) -> Iterator[ShardWay]:
         """By heads, where queries and keys have as many as can be shared out, and by keys; round a
         ring where that is asked for, and no gradient of a mask is."""
         if not isinstance(op, Attends):
@@ -52,17 +52,17 @@ class Meeting(Inside):
         elif self.exchange != "heads":
             yield self.way(op, ranks, "keys")
 
-    def way(self, op: Attends, ranks: int, kind: Kind) -> Way:
+    def way(self, op: Attends, ranks: int, kind: Kind) -> ShardWay:
         rank = op.q.type.rank
 
-        def rows(v: Value, axis: int) -> Place:
+        def rows(v: Value, axis: int) -> Placed:
             return part(
                 axis, (v.type.shape[axis] // self.parts,) * (self.parts if self.parts > 1 else 0)
             )
 
         stats = part(rank - 3) if kind == "heads" else rows(op.q, rank - 2)
 
-        def place(v: Value) -> Place:
+        def place(v: Value) -> Placed:
             if isinstance(op, t.AttentionGradient) and v == op.stats:
                 return stats
             if v == op.mask:
@@ -75,7 +75,7 @@ class Meeting(Inside):
             of_mask = part(rank - 3) if kind == "heads" else place(op.q)
             gives = (place(op.q), place(op.k), place(op.v), of_mask)
         takes = tuple(map(place, op.operands))
-        return Way(takes, gives[: len(op.result_types)], kind, _sent(op, ranks, kind))
+        return ShardWay(takes, gives[: len(op.result_types)], kind, _sent(op, ranks, kind))
 
     def made(self, way: str, op: Op, b: Builder, group: Group, kept: Kept) -> list[Value]:
         assert isinstance(op, Attends)

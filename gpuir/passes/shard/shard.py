@@ -18,12 +18,12 @@ from gpuir.passes.manager import Pass
 from gpuir.passes.shard import experts, rows, sequences, statistics, words
 from gpuir.passes.shard.axes import local
 from gpuir.passes.shard.experts import Dispatch
-from gpuir.passes.shard.place import SUM, WHOLE, Kept, Place, moved_bytes, part
+from gpuir.passes.shard.place import SUM, WHOLE, Kept, Placed, moved_bytes, part
 from gpuir.passes.shard.plan import Planner
 from gpuir.passes.shard.rows import closed, opened
 from gpuir.passes.shard.sequences import Exchange
 from gpuir.passes.shard.statistics import Statistics
-from gpuir.passes.shard.ways import Inside, Way, of_each
+from gpuir.passes.shard.ways import Inside, ShardWay, of_each
 
 By = Literal["data", "tensor", "context", "expert"]
 MOST_TRIED = 32  # ranks, for which it is worth looking for a number that fits
@@ -31,7 +31,7 @@ AXIS_OF: dict[By, str] = {"data": "dp", "tensor": "tp", "context": "cp", "expert
 
 
 @dataclass(frozen=True)
-class Shard(Pass):
+class ShardPass(Pass):
     """Cuts a graph over the ranks of one axis of a mesh: the result is what each rank runs, with
     collectives where ranks need each other's cells. Several in a row make a mesh of several axes,
     that of neighbours first.
@@ -176,7 +176,7 @@ class Shard(Pass):
 
     def planned(self, g: Graph) -> Planner:
         homes, stay = self.seeds(g)
-        hints: dict[Value, Place] = {}
+        hints: dict[Value, Placed] = {}
         for v in (*g.inputs, *g.params):
             place = first_part(v, self.ranks)
             role = g.role_of(v)
@@ -205,7 +205,7 @@ class Shard(Pass):
             raise no_weight(g, self.ranks)
         return plan
 
-    def seeds(self, g: Graph) -> tuple[dict[Value, Place], frozenset[Value]]:
+    def seeds(self, g: Graph) -> tuple[dict[Value, Placed], frozenset[Value]]:
         """What is cut to begin with, and which of it are weights that stay so."""
         match self.by:
             case "tensor":
@@ -276,7 +276,7 @@ def nearest_degrees(g: Graph, ranks: int) -> str:
     return f"take {', '.join(map(str, found))} ranks" if found else ""
 
 
-def by_inputs(g: Graph, ranks: int) -> dict[Value, Place]:
+def by_inputs(g: Graph, ranks: int) -> dict[Value, Placed]:
     """Inputs by their first axis, those that have the batch's extent there."""
     inputs = batched(g)
     batch = batch_of(g)
@@ -303,13 +303,13 @@ def batch_of(g: Graph) -> int:
     return max(extents, key=lambda n: (extents.count(n), n), default=0)
 
 
-def first_part(v: Value, ranks: int) -> Place | None:
+def first_part(v: Value, ranks: int) -> Placed | None:
     """The parts of a tensor along the first axis that can be cut."""
     fits = (part(i) for i in range(v.type.rank) if part(i).fits(v.type, ranks))
     return next(fits, None)
 
 
-def by_sequences(g: Graph, ranks: int, parts: int) -> dict[Value, Place]:
+def by_sequences(g: Graph, ranks: int, parts: int) -> dict[Value, Placed]:
     """Inputs of sequences by their tokens: a rank has its part of each of so many parts."""
     long = sequences.inputs(g)
     if not long:
@@ -345,7 +345,7 @@ class Maker:
         self.group = (axis, (plan.ranks,), (prod(n for _, n in plan.g.mesh),))
         self.b = Builder(self.g.level, self.g.name, self.g.target)
         self.producers = plan.g.producers()
-        self.here: dict[Value, dict[Place, Value]] = {}  # what a rank has of each value
+        self.here: dict[Value, dict[Placed, Value]] = {}  # what a rank has of each value
         self.gathered: list[Value] = []  # weights, in the forward pass
         self.forward = True
         self.draws = False  # random numbers for parts alone
@@ -429,19 +429,19 @@ class Maker:
             self.here[v] = {p: made}
             self.settle(v, p)
 
-    def is_whole(self, node: Node, way: Way) -> bool:
+    def is_whole(self, node: Node, way: ShardWay) -> bool:
         """Whether all ranks have the results, under their own names."""
         own = all(self.home(v) == WHOLE for v in node.results)
         return own and not way.axis and all(p == WHOLE for p in way.gives)
 
-    def add(self, op: Op, node: Node, way: Way) -> tuple[Value, ...]:
+    def add(self, op: Op, node: Node, way: ShardWay) -> tuple[Value, ...]:
         """Appends an op; a mean over the part that a rank has counts for that part."""
         if isinstance(op, t.Reduce) and op.fn == "mean" and way.axis and SUM in way.gives:
             op = t.Map("mul", (self.b(op),), (1 / self.ranks,))
         names = [self.name(v, p) for v, p in zip(node.results, way.gives, strict=True)]
         return self.put(op, names)
 
-    def exchanged(self, op: Op, node: Node, way: Way) -> list[Value]:
+    def exchanged(self, op: Op, node: Node, way: ShardWay) -> list[Value]:
         """Appends the ops that give what a rank has of a node's results, under their names."""
         start = len(self.b.nodes)
         made = self.inside.made(way.axis, op, self.b, self.group, self.kept)
@@ -456,22 +456,22 @@ class Maker:
         self.b.put(Node(op, results, self.b.locs))
         return results
 
-    def home(self, v: Value) -> Place:
+    def home(self, v: Value) -> Placed:
         """Where a value has its own name: an output where it is left, another where it is made."""
         return self.plan.ends.get(v) or self.plan.places[v][0]
 
-    def name(self, v: Value, place: Place) -> str:
+    def name(self, v: Value, place: Placed) -> str:
         own = place == self.home(v)
         return v.name if own else self.b.names.fresh(f"{v.name}.{place.kind}")
 
-    def settle(self, v: Value, place: Place) -> None:
+    def settle(self, v: Value, place: Placed) -> None:
         """Adds terms up where the plan says that a value is not left as a sum."""
         if place == SUM and len(self.plan.places[v]) > 1:
             self.at(v, self.plan.places[v][1])
 
     # ------------------------------------------------------------------------ moving
 
-    def at(self, v: Value, want: Place) -> Value:
+    def at(self, v: Value, want: Placed) -> Value:
         """What a rank has of a value where it is wanted, brought there if need be."""
         have = self.here[v]
         if want not in have:
@@ -488,19 +488,19 @@ class Maker:
             self.here[v].pop(WHOLE, None)
         self.kept = {(v, how): x for (v, how), x in self.kept.items() if how != "keys"}
 
-    def moved(self, v: Value, have: Place, want: Place) -> Value:
+    def moved(self, v: Value, have: Placed, want: Placed) -> Value:
         adds = have == SUM and len(set(want.parts)) == 1
         if (have.parts or want.parts) and (have, want).count(WHOLE) == 0 and not adds:
             return self.moved_whole(v, want)
         (value,) = self.put(self.mover(v, have, want), [self.name(v, want)])
         return value
 
-    def moved_whole(self, v: Value, want: Place) -> Value:
+    def moved_whole(self, v: Value, want: Placed) -> Value:
         self.at(v, WHOLE)
         (value,) = self.put(self.mover(v, WHOLE, want), [self.name(v, want)])
         return value
 
-    def mover(self, v: Value, have: Place, want: Place) -> Op:
+    def mover(self, v: Value, have: Placed, want: Placed) -> Op:
         """The op that brings a value from one place to another."""
         x = self.here[v][have]
         match have.kind, want.kind:
@@ -531,7 +531,7 @@ class Maker:
             case _:
                 return t.Collective("all_reduce", x, *self.group)
 
-    def own(self, v: Value, x: Value, want: Place) -> Op:
+    def own(self, v: Value, x: Value, want: Placed) -> Op:
         """A rank's own part; of what is the same everywhere, as much of it."""
         type = want.type(v.type, self.ranks)
         match self.b.producer(x):
@@ -548,7 +548,7 @@ class Maker:
             case _:
                 return t.Shard(x, want.axis, *self.group)
 
-    def packed(self, x: Value, have: Place, want: Place) -> Op:
+    def packed(self, x: Value, have: Placed, want: Placed) -> Op:
         """What lies packed along an axis: where all is as long, an axis of its own at once."""
         place = have if have.is_part else want
         if len(set(place.parts)) > 1:
@@ -563,7 +563,7 @@ class Maker:
                 moved = t.Shard(apart, axis, *self.group)
         return closed(self.b(moved), place.axis)
 
-    def each_part(self, x: Value, have: Place, want: Place) -> Op:
+    def each_part(self, x: Value, have: Placed, want: Placed) -> Op:
         """Each of what lies packed along an axis by itself."""
         axis, pieces, start = (have if have.is_part else want).axis, list[Value](), 0
         for whole in have.parts or want.parts:

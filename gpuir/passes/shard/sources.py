@@ -11,9 +11,9 @@ from gpuir.ir.graph import Graph, Node, Value
 from gpuir.ir.phases import phase_of
 from gpuir.ops import tensor as t
 from gpuir.passes.shard.axes import axes_of
-from gpuir.passes.shard.place import Place, part
+from gpuir.passes.shard.place import Placed, part
 
-Homes = dict[Value, Place]
+Homes = dict[Value, Placed]
 CARRIES = (t.Layout, t.Pointwise, t.Joining, t.Reducing, t.Matmul)
 
 
@@ -60,7 +60,7 @@ class Sources:
             found |= more
         return found
 
-    def homes(self, v: Value, place: Place) -> Homes | None:
+    def homes(self, v: Value, place: Placed) -> Homes | None:
         """The parts of params from which a value that is made of them comes in the parts that are
         wanted; None where it does not."""
         params = self.of(v)
@@ -97,7 +97,7 @@ class Sources:
                 open_ += node.op.operands
         return [found[i] for i in sorted(found)]
 
-    def readers(self, homes: Mapping[Value, Place]) -> list[tuple[Node, Homes]] | None:
+    def readers(self, homes: Mapping[Value, Placed]) -> list[tuple[Node, Homes]] | None:
         """The nodes of the forward pass that read params, or what is made of them alone, with the
         parts in which they get these; None where one gets some of two cuts."""
         places, found = dict(homes), list[tuple[Node, Homes]]()

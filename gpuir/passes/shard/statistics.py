@@ -8,8 +8,8 @@ from typing import Literal
 from gpuir.ir.graph import Graph, Op, Value
 from gpuir.ir.phases import phase_of
 from gpuir.ops import tensor as t
-from gpuir.passes.shard.place import SUM, WHOLE, Place, part
-from gpuir.passes.shard.ways import Way
+from gpuir.passes.shard.place import SUM, WHOLE, Placed, part
+from gpuir.passes.shard.ways import ShardWay
 
 Statistics = Literal["batch", "rank"]
 Norm = t.Normalize | t.NormalizeGradient | t.NormalizeScaleGradient
@@ -35,12 +35,12 @@ def of_ranks(g: Graph) -> Iterator[Value]:
                 pass
 
 
-def ways(op: Op, ranks: int) -> Iterator[Way]:
+def ways(op: Op, ranks: int) -> Iterator[ShardWay]:
     """The way of a rank by itself: of its part of the batch; statistics count as if they were of
     all of it, and gradients of scales are terms of sums."""
     rows, of = part(0), op.operands[0].type
 
-    def place(v: Value) -> Place:
+    def place(v: Value) -> Placed:
         return rows if v.type.rank == of.rank and v.type.shape[0] == of.shape[0] else WHOLE
 
     if not rows.fits(of, ranks):
@@ -52,4 +52,4 @@ def ways(op: Op, ranks: int) -> Iterator[Way]:
             gives = SUM
         case _:
             gives = rows
-    yield Way(tuple(map(place, op.operands)), (gives,) * len(op.result_types), "own")
+    yield ShardWay(tuple(map(place, op.operands)), (gives,) * len(op.result_types), "own")

@@ -21,19 +21,19 @@ from gpuir.passes.shard.place import (
     WHOLE,
     Group,
     Kept,
-    Place,
+    Placed,
     part,
 )
 
 
 @dataclass(frozen=True)
-class Way:
+class ShardWay:
     """Where an op takes its operands and where it gives its results; `axis` is the name of the axis
     that it is cut along, if it is, or of what ranks exchange inside, of which each sends so much
     (`sends`, bytes)."""
 
-    takes: tuple[Place, ...]
-    gives: tuple[Place, ...]
+    takes: tuple[Placed, ...]
+    gives: tuple[Placed, ...]
     axis: str = ""
     sends: float = 0.0
 
@@ -42,7 +42,7 @@ class Way:
 class Inside:
     """Ops in which ranks exchange what they have: none."""
 
-    def ways(self, op: Op, ranks: int) -> Iterator[Way]:
+    def ways(self, op: Op, ranks: int) -> Iterator[ShardWay]:
         """The ways to run an op so."""
         yield from ()
 
@@ -56,11 +56,11 @@ def ways(
     op: Op,
     ranks: int,
     is_zero: Callable[[Value], bool],
-    have: Sequence[Sequence[Place]] = (),
-) -> Iterator[Way]:
+    have: Sequence[Sequence[Placed]] = (),
+) -> Iterator[ShardWay]:
     """Every way; the first is to run it whole on each rank. `have` are the places of the operands
     now: of cuts into several parts, and of lists of tensors, they say which there may be."""
-    yield Way((WHOLE,) * len(op.operands), (WHOLE,) * len(op.result_types))
+    yield ShardWay((WHOLE,) * len(op.operands), (WHOLE,) * len(op.result_types))
     if op.control:
         return
     if isinstance(op, t.Routine) and op.fn == "multi_tensor" and have:
@@ -68,7 +68,7 @@ def ways(
         return
     for taken in linear(op, is_zero):
         takes = tuple(SUM if i in taken else WHOLE for i in range(len(op.operands)))
-        yield Way(takes, (SUM,) * len(op.result_types))
+        yield ShardWay(takes, (SUM,) * len(op.result_types))
     if isinstance(op, t.Concat):
         yield from _packed(op, ranks)
     if isinstance(op, t.Experts | t.ExpertsGradient):
@@ -80,7 +80,7 @@ def ways(
     for takes, gives in rows.places(op, is_zero):
         pairs = zip(takes, op.operands, strict=True)
         if all(p.fits(v.type, ranks) for p, v in pairs) and gives.fits(op.result_types[0], ranks):
-            yield Way(tuple(takes), (gives,), "rows")
+            yield ShardWay(tuple(takes), (gives,), "rows")
     axes = axes_of(op, is_zero)
     if axes is None:
         return
@@ -94,8 +94,8 @@ def ways(
                 yield from _unpacked(op, place)
 
 
-def _cut(op: Op, axes: Axes, name: str, parts: tuple[int, ...], ranks: int) -> Iterator[Way]:
-    def place(names: Names, type: TensorType, otherwise: Place) -> Place | None:
+def _cut(op: Op, axes: Axes, name: str, parts: tuple[int, ...], ranks: int) -> Iterator[ShardWay]:
+    def place(names: Names, type: TensorType, otherwise: Placed) -> Placed | None:
         if name not in names:
             return otherwise
         axis = names.index(name)
@@ -111,18 +111,18 @@ def _cut(op: Op, axes: Axes, name: str, parts: tuple[int, ...], ranks: int) -> I
         return
     if name == "g" and getattr(op, "groups", 0) % ranks:
         return
-    yield Way(tuple(p for p in takes if p), tuple(p for p in gives if p), name)
+    yield ShardWay(tuple(p for p in takes if p), tuple(p for p in gives if p), name)
 
 
-def _packed(op: t.Concat, ranks: int) -> Iterator[Way]:
+def _packed(op: t.Concat, ranks: int) -> Iterator[ShardWay]:
     """What lies side by side, each cut along that axis."""
     place = part(op.axis)
     if all(place.fits(v.type, ranks) for v in op.args):
         extents = tuple(v.type.shape[op.axis] for v in op.args)
-        yield Way((place,) * len(op.args), (part(op.axis, extents),), "packed")
+        yield ShardWay((place,) * len(op.args), (part(op.axis, extents),), "packed")
 
 
-def _inside_experts(op: t.Experts | t.ExpertsGradient, ranks: int) -> Iterator[Way]:
+def _inside_experts(op: t.Experts | t.ExpertsGradient, ranks: int) -> Iterator[ShardWay]:
     """Experts cut between their products, where the gate's rows lie packed before the others, or
     something is added behind the second product."""
     inter, packed = op.down.type.shape[-1], is_packed(op)
@@ -131,26 +131,26 @@ def _inside_experts(op: t.Experts | t.ExpertsGradient, ranks: int) -> Iterator[W
     rows, columns = part(1, (inter, inter) if packed else ()), part(2)
     inner = (op.up, op.gate, op.up_bias, op.gate_bias)
 
-    def place(v: Value) -> Place:
+    def place(v: Value) -> Placed:
         return columns if v == op.down else rows if v in inner else WHOLE
 
     gives = (SUM,)
     if isinstance(op, t.ExpertsGradient):
         whole = {op.down_bias: WHOLE}  # of what no rank has a part of
         gives = tuple(place(v) if place(v).is_part else whole.get(v, SUM) for v in op.subjects)
-    yield Way(tuple(map(place, op.operands)), gives, "between")
+    yield ShardWay(tuple(map(place, op.operands)), gives, "between")
 
 
-def _reshaped(op: t.Reshape, have: Sequence[Sequence[Place]], ranks: int) -> Iterator[Way]:
+def _reshaped(op: t.Reshape, have: Sequence[Sequence[Placed]], ranks: int) -> Iterator[ShardWay]:
     """Axes of which not the first is cut: with others before it in one, a rank has its part of
     each, and the other way round."""
     for place in (p for places in have for p in places if p.is_part):
         for end in _same_cells(op.x.type.shape, place, op.shape):
             if place.fits(op.x.type, ranks) and end.fits(op.result_types[0], ranks):
-                yield Way((place,), (end,), "packed")
+                yield ShardWay((place,), (end,), "packed")
 
 
-def _same_cells(old: tuple[int, ...], place: Place, new: tuple[int, ...]) -> Iterator[Place]:
+def _same_cells(old: tuple[int, ...], place: Placed, new: tuple[int, ...]) -> Iterator[Placed]:
     """Where cells are in another shape, of which each rank has every so many in a row: as many of
     each of so many parts."""
     before, extent = prod(old[: place.axis]), old[place.axis]
@@ -167,8 +167,8 @@ def _same_cells(old: tuple[int, ...], place: Place, new: tuple[int, ...]) -> Ite
 
 
 def _exchanged(
-    op: t.Collective | t.Shard, have: Sequence[Sequence[Place]], ranks: int
-) -> Iterator[Way]:
+    op: t.Collective | t.Shard, have: Sequence[Sequence[Placed]], ranks: int
+) -> Iterator[ShardWay]:
     """What other ranks exchange along an axis that is cut as well: of what they lay side by side
     each has its part of each, and of what they cut up too."""
     splits = isinstance(op, t.Shard) or op.fn in ("reduce_scatter", "all_to_all")
@@ -177,17 +177,17 @@ def _exchanged(
     n = prod(op.sizes)
     for place in (p for places in have for p in places if p.is_part):
         parts, count = place.parts, len(place.parts) // n
-        ends: list[Place] = []
+        ends: list[Placed] = []
         if splits and place.axis == op.axis and count and parts == parts[:count] * n:
             ends.append(part(op.axis, parts[:count] if count > 1 else ()))
         if joins and place.axis == joined:
             ends.append(part(joined, (parts or (op.x.type.shape[joined],)) * n))
         for end in ends:
             if place.fits(op.x.type, ranks) and end.fits(op.result_types[0], ranks):
-                yield Way((place,), (end,), "packed")
+                yield ShardWay((place,), (end,), "packed")
 
 
-def _unpacked(op: t.Slice, place: Place) -> Iterator[Way]:
+def _unpacked(op: t.Slice, place: Placed) -> Iterator[ShardWay]:
     """A slice that is one of what lies packed along the axis."""
     start, size = op.starts[place.axis], op.sizes[place.axis]
     ends = [sum(place.parts[:i]) for i in range(len(place.parts) + 1)]
@@ -201,10 +201,10 @@ def _unpacked(op: t.Slice, place: Place) -> Iterator[Way]:
     if op.steps[place.axis] == 1 and all(rest) and start in ends and start + size in ends:
         first, last = ends.index(start), ends.index(start + size)
         inner = place.parts[first:last]
-        yield Way((place,), (part(place.axis, inner if len(inner) > 1 else ()),), "packed")
+        yield ShardWay((place,), (part(place.axis, inner if len(inner) > 1 else ()),), "packed")
 
 
-def _tensor_by_tensor(op: t.Routine, have: Sequence[Sequence[Place]]) -> Way:
+def _tensor_by_tensor(op: t.Routine, have: Sequence[Sequence[Placed]]) -> ShardWay:
     """Each tensor of the lists as one of its row, a weight with its gradient and state, is cut;
     what all rows have one of is whole. Of sums of squares each rank has terms, of its parts."""
     lists = dict(op.attrs)["lists"]
@@ -213,7 +213,7 @@ def _tensor_by_tensor(op: t.Routine, have: Sequence[Sequence[Place]]) -> Way:
     rows = [[p for places in have[i::count] for p in places if p.is_part] for i in range(count)]
     row = [places[0] if places else WHOLE for places in rows]
 
-    def like_first(types: Sequence[TensorType]) -> tuple[Place, ...]:
+    def like_first(types: Sequence[TensorType]) -> tuple[Placed, ...]:
         shapes = [v.type.shape for v in op.args[:count]]
         return tuple(
             row[i % count] if x.shape == shapes[i % count] else WHOLE for i, x in enumerate(types)
@@ -222,10 +222,10 @@ def _tensor_by_tensor(op: t.Routine, have: Sequence[Sequence[Place]]) -> Way:
     gives = like_first(op.result_types)
     if adds_squares(op):
         gives = (SUM if any(p.is_part for p in row) else WHOLE,) * count
-    return Way(like_first([v.type for v in op.args]), gives, "tensors")
+    return ShardWay(like_first([v.type for v in op.args]), gives, "tensors")
 
 
-def of_each(op: Op, way: Way, ranks: int) -> Op:
+def of_each(op: Op, way: ShardWay, ranks: int) -> Op:
     """A kernel on lists of tensors as a rank runs it. Of the squares of what all ranks have whole,
     each counts its share."""
     if not isinstance(op, t.Routine) or not adds_squares(op):
@@ -269,7 +269,7 @@ def linear(op: Op, is_zero: Callable[[Value], bool]) -> list[set[int]]:
             return []
 
 
-def repeated_bytes(op: Op, way: Way, ranks: int) -> float:
+def repeated_bytes(op: Op, way: ShardWay, ranks: int) -> float:
     """What it costs that each rank does the same, in bytes over a link that take as long."""
     if way.axis or isinstance(op, t.Layout | t.Generating):
         return 0.0

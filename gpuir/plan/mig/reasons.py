@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from gpuir.plan.mig.search import Objective, Outcome
-from gpuir.plan.mig.workloads import Setting
+from gpuir.plan.mig.workloads import ServingSetting
 from gpuir.report.answer import Answer
 from gpuir.simulate.sharing import Served
 
@@ -68,7 +68,7 @@ def by_workload(outcome: Outcome) -> dict[int, list[Served]]:
 def reasons(
     outcome: Outcome,
     best: Outcome,
-    setting: Setting,
+    setting: ServingSetting,
     references: tuple[Answer, ...],
     objective: Objective,
 ) -> tuple[Reason, ...]:

@@ -17,12 +17,12 @@ from typing import Literal
 import numpy as np
 
 from gpuir.ir.errors import UsageError
-from gpuir.plan.highs import Program, Row, require, solve
-from gpuir.plan.mig.workloads import DoesNotFit, Part, Setting, board_of
+from gpuir.plan.highs import LinearProgram, Row, require, solve
+from gpuir.plan.mig.workloads import DoesNotFit, ServingSetting, SharedSlice, board_of
 from gpuir.report.answer import Answer
 from gpuir.simulate.sharing import MODES, Mode, Served, Tenant, simulate
 from gpuir.targets.load import load_target
-from gpuir.targets.mig import Geometry, Layout, Placement, geometries, mig_of, mig_specs
+from gpuir.targets.mig import Geometry, InstancePlacement, Layout, geometries, mig_of, mig_specs
 from gpuir.targets.target import Target
 
 Objective = Literal["throughput", "latency", "fairness", "cost"]
@@ -38,7 +38,7 @@ SKETCHED = 300  # requests of the simulation of a seat by itself
 
 
 @dataclass(frozen=True)
-class Kind:
+class GpuKind:
     """GPUs of one kind: the target's name, how many, and US dollars an hour of one, if known."""
 
     gpu: str
@@ -50,9 +50,9 @@ class Kind:
 class Seat:
     """Models, by the index of their workload, in a part of a GPU; a slice has a `placement`."""
 
-    part: Part
+    part: SharedSlice
     members: tuple[int, ...]
-    placement: Placement | None = None
+    placement: InstancePlacement | None = None
 
 
 @dataclass(frozen=True)
@@ -137,7 +137,7 @@ class Left:
 
 
 @dataclass(frozen=True)
-class Found:
+class FoundPlans:
     """Plans, the best first, of `tried` that were simulated whole; which parts were too small for
     which model."""
 
@@ -163,15 +163,15 @@ class _Column:
 
 
 def search(
-    kinds: Sequence[Kind],
-    setting: Setting,
+    kinds: Sequence[GpuKind],
+    setting: ServingSetting,
     objective: Objective = "throughput",
     *,
     requests: int = 2000,
     whole: int = 8,
     ways: Sequence[Way] = WAYS,
     watch: Callable[[str], None] = lambda text: None,
-) -> Found:
+) -> FoundPlans:
     """The plans for a node's GPUs, the best first.
 
     Of one GPU: the best of each geometry, of which `whole` are simulated whole, and each way to
@@ -192,8 +192,8 @@ class Search:
 
     def __init__(
         self,
-        kinds: Sequence[Kind],
-        setting: Setting,
+        kinds: Sequence[GpuKind],
+        setting: ServingSetting,
         objective: Objective,
         requests: int,
         whole: int = 8,
@@ -206,7 +206,7 @@ class Search:
         self.requests, self.whole, self.ways, self.watch = requests, whole, ways, watch
         self.left: dict[tuple[str, str], int] = {}
         self.references = tuple(map(self._reference, range(len(setting.workloads))))
-        self.known: dict[tuple[Part, tuple[int, ...]], tuple[Served, ...] | None] = {}
+        self.known: dict[tuple[SharedSlice, tuple[int, ...]], tuple[Served, ...] | None] = {}
 
     # ---- what a model takes alone ---------------------------------------------------------------
 
@@ -215,7 +215,7 @@ class Search:
         missing: dict[str, int] = {}
         for kind in self.kinds:
             try:
-                self.setting.tenants(Part(kind.gpu), "GPU", (workload,))
+                self.setting.tenants(SharedSlice(kind.gpu), "GPU", (workload,))
             except DoesNotFit as error:
                 missing[kind.gpu] = error.missing_bytes
                 continue
@@ -230,14 +230,14 @@ class Search:
 
     # ---- seats by themselves --------------------------------------------------------------------
 
-    def _served(self, part: Part, members: tuple[int, ...]) -> tuple[Served, ...] | None:
+    def _served(self, part: SharedSlice, members: tuple[int, ...]) -> tuple[Served, ...] | None:
         """What becomes of models in a part, all other parts busy; None where they do not fit."""
         key = part, members
         if key not in self.known:
             self.known[key] = self._sketch(part, members)
         return self.known[key]
 
-    def _sketch(self, part: Part, members: tuple[int, ...]) -> tuple[Served, ...] | None:
+    def _sketch(self, part: SharedSlice, members: tuple[int, ...]) -> tuple[Served, ...] | None:
         target = load_target(part.target)
         place = "GPU: a part"
         try:
@@ -280,7 +280,7 @@ class Search:
 
     # ---- choosing -------------------------------------------------------------------------------
 
-    def found(self) -> Found:
+    def found(self) -> FoundPlans:
         plans = self._of_one() if self._gpus == 1 else self._of_several()
         self.watch(f"{len(plans)} plans are simulated whole")
         outcomes = [self.outcome(plan) for plan in plans]
@@ -293,7 +293,7 @@ class Search:
         outcomes.sort(key=self._order)
         names = [(w, t, b) for (w, t), b in self.left.items()]
         left = tuple(Left(*x) for x in names)
-        return Found(tuple(outcomes), len(outcomes), left, self.references)
+        return FoundPlans(tuple(outcomes), len(outcomes), left, self.references)
 
     def _too_small(self) -> Iterator[str]:
         """More models than slices, and the largest slices that a model does not fit."""
@@ -419,7 +419,7 @@ class Search:
             found = self._columns(0, gpu, [members]) if members else []
             if members and not found:
                 return None
-            seat = found[0].seat if found else Seat(Part(gpu), ())
+            seat = found[0].seat if found else Seat(SharedSlice(gpu), ())
             made.append(Seated(index, gpu, None, (seat,)))
         return tuple(made)
 
@@ -469,12 +469,12 @@ class Search:
         rows += [(-np.inf, 0.0, entries[k, t]) for k, t in sorted(usable) if (k, t) in entries]
         for k in options:
             rows.append((0.0, float(self.kinds[k].count), entries["gpus", k]))
-        values, _ = solve(Program(cost, upper, [True] * count, rows), SOLVE_S)
+        values, _ = solve(LinearProgram(cost, upper, [True] * count, rows), SOLVE_S)
         if values is None:
             return None
         return [c for c, v in zip(columns, values[:seats]) for _ in range(round(v))]
 
-    def _hired(self, kind: Kind) -> float:
+    def _hired(self, kind: GpuKind) -> float:
         """What a GPU that is used counts against what the models get."""
         if self.objective != "cost" or kind.usd_per_hour is None:
             return 1e-6
@@ -494,7 +494,7 @@ class Search:
                 target = f"{gpu}:{placement.profile.name}"
                 taken = next((c for c in rest if (c.kind, c.target) == (k, target)), None)
                 if taken is None:
-                    seats.append(Seat(Part(target), (), placement))
+                    seats.append(Seat(SharedSlice(target), (), placement))
                     continue
                 rest.remove(taken)
                 seats.append(Seat(taken.seat.part, taken.seat.members, placement))
@@ -518,7 +518,7 @@ class Search:
                     made.append(Seated(len(made), x.gpu, x.geometry, x.seats))
                 left -= len(used)
             for _ in range(left):
-                made.append(Seated(len(made), kind.gpu, None, (Seat(Part(kind.gpu), ()),)))
+                made.append(Seated(len(made), kind.gpu, None, (Seat(SharedSlice(kind.gpu), ()),)))
         return tuple(made)
 
     def _plain(self, gpu: str, kinds: Sequence[Geometry]) -> tuple[Seated, ...] | None:
@@ -529,12 +529,12 @@ class Search:
         for geometry in sorted(enough, key=lambda g: (len(g.profiles), -g.sms)):
             places = sorted(geometry.layout, key=lambda x: -x.profile.sms)
             seats = {
-                place: Seat(Part(f"{gpu}:{place.profile.name}"), (i,), place)
+                place: Seat(SharedSlice(f"{gpu}:{place.profile.name}"), (i,), place)
                 for place, i in zip(places, members)
             }
             if all(self._served(x.part, x.members) for x in seats.values()):
                 empty = {
-                    x: Seat(Part(f"{gpu}:{x.profile.name}"), (), x)
+                    x: Seat(SharedSlice(f"{gpu}:{x.profile.name}"), (), x)
                     for x in geometry.layout
                     if x not in seats
                 }
@@ -573,13 +573,13 @@ class Search:
         return next(kind.usd_per_hour for kind in self.kinds if kind.gpu == gpu)
 
 
-def parts_of(target: str, count: int, ways: Sequence[Way] = WAYS) -> tuple[Part, ...]:
+def parts_of(target: str, count: int, ways: Sequence[Way] = WAYS) -> tuple[SharedSlice, ...]:
     """The ways in which so many models can share a part. MPS is for whole GPUs."""
     if count == 1:
-        return (Part(target),)
-    found = [Part(target, mode) for mode in MODES if mode in ways and mode != "mps"]
+        return (SharedSlice(target),)
+    found = [SharedSlice(target, mode) for mode in MODES if mode in ways and mode != "mps"]
     if "mps" in ways and not is_slice(target):
-        found += [Part(target, "mps"), Part(target, "mps", 100 / count)]
+        found += [SharedSlice(target, "mps"), SharedSlice(target, "mps", 100 / count)]
     return tuple(found)
 
 
@@ -620,7 +620,7 @@ def _covering(gpu: str, wanted: Sequence[str], most: int) -> list[Geometry]:
         for n in names
     ]
     count = len(known)
-    program = Program(np.ones(count), np.full(count, float(most)), [True] * count, rows)
+    program = LinearProgram(np.ones(count), np.full(count, float(most)), [True] * count, rows)
     values, _ = solve(program, SOLVE_S)
     assert values is not None  # the choice of seats has found room
     return [g for g, v in zip(known, values) for _ in range(round(v))]

@@ -17,8 +17,8 @@ from itertools import pairwise
 
 from gpuir.files import read_text
 from gpuir.ir.errors import UsageError, nearest
-from gpuir.plan.mig.search import WAYS, Kind, Objective, Outcome, Search, Seated, Way
-from gpuir.plan.mig.workloads import Setting
+from gpuir.plan.mig.search import WAYS, GpuKind, Objective, Outcome, Search, Seated, Way
+from gpuir.plan.mig.workloads import ServingSetting
 from gpuir.targets.load import load_target
 
 DAY_S = 86_400.0
@@ -32,7 +32,7 @@ MOST_STRETCHES = 1440
 
 
 @dataclass(frozen=True)
-class Stretch:
+class DayStretch:
     """From `start_s` of the day until `end_s`, the requests a second of each workload; None of one
     that the table does not name."""
 
@@ -70,10 +70,10 @@ class Move:
 
 
 @dataclass(frozen=True)
-class Entry:
+class PlannedStretch:
     """What a timetable says of a stretch: the plan, what comes of it, and who moves before it."""
 
-    stretch: Stretch
+    stretch: DayStretch
     outcome: Outcome
     move: Move
 
@@ -82,7 +82,7 @@ class Entry:
 class Timetable:
     """The entries of a day and what they come to, and the same of the best single division."""
 
-    entries: tuple[Entry, ...]
+    entries: tuple[PlannedStretch, ...]
     spent: Spent
     fixed: tuple[Seated, ...]
     fixed_spent: Spent
@@ -95,7 +95,7 @@ class Timetable:
 # ---- the table of rates -------------------------------------------------------------------------
 
 
-def read_day(path: str, names: Sequence[str]) -> tuple[Stretch, ...]:
+def read_day(path: str, names: Sequence[str]) -> tuple[DayStretch, ...]:
     """The stretches of a CSV file: `time` as 07:30 or hours, then a column of requests a second for
     each model. A line holds until the next; the last until midnight."""
     lines = list(csv.reader(StringIO(read_text(path, "the table of rates"))))
@@ -135,7 +135,7 @@ def read_day(path: str, names: Sequence[str]) -> tuple[Stretch, ...]:
         )
     ends = [*starts[1:], DAY_S]
     return tuple(
-        Stretch(start, end, tuple(rates.get(name) for name in names))
+        DayStretch(start, end, tuple(rates.get(name) for name in names))
         for (start, rates), end in zip(rows, ends, strict=True)
     )
 
@@ -175,9 +175,9 @@ def _row(line: Sequence[str], head: Sequence[str], where: str) -> tuple[float, d
 
 
 def timetable(
-    stretches: Sequence[Stretch],
-    kinds: Sequence[Kind],
-    setting: Setting,
+    stretches: Sequence[DayStretch],
+    kinds: Sequence[GpuKind],
+    setting: ServingSetting,
     objective: Objective,
     *,
     requests: int = 1000,
@@ -204,7 +204,7 @@ def timetable(
     chosen = _path(spent, moves)
     came = [Move(), *(moves[a][b] for a, b in pairwise(chosen))]
     entries = [
-        Entry(stretch, outcomes[stretch.rates][at], move)
+        PlannedStretch(stretch, outcomes[stretch.rates][at], move)
         for stretch, at, move in zip(stretches, chosen, came, strict=True)
     ]
     sums = [sum((row[j] for row in spent), Spent()) for j in range(len(candidates))]
@@ -218,7 +218,7 @@ def timetable(
     )
 
 
-def _under(setting: Setting, stretch: Stretch) -> Setting:
+def _under(setting: ServingSetting, stretch: DayStretch) -> ServingSetting:
     """The workloads with the rates of a stretch."""
     workloads = [
         w if rate is None else replace(w, load=replace(w.load, rate=rate))
@@ -227,12 +227,12 @@ def _under(setting: Setting, stretch: Stretch) -> Setting:
     return replace(setting, workloads=tuple(workloads))
 
 
-def _spent(outcome: Outcome, stretch: Stretch) -> Spent:
+def _spent(outcome: Outcome, stretch: DayStretch) -> Spent:
     return Spent(outcome.missed * stretch.seconds, outcome.throughput * stretch.seconds)
 
 
 def _move(
-    before: tuple[Seated, ...], after: tuple[Seated, ...], setting: Setting, change_s: float
+    before: tuple[Seated, ...], after: tuple[Seated, ...], setting: ServingSetting, change_s: float
 ) -> Move:
     """Which models move between two divisions: one stays where its seat is the same, on a GPU whose
     mode is. Turning MIG on or off resets some GPUs."""

@@ -10,7 +10,7 @@ from gpuir.cost.nest import board_watts
 from gpuir.cost.power import bend
 from gpuir.report.answer import Answer
 from gpuir.simulate.memory import CONTEXT_BYTES, available_bytes
-from gpuir.simulate.sharing import Common, Load, Mode, Tenant
+from gpuir.simulate.sharing import Load, Mode, SharedResources, Tenant
 from gpuir.targets.load import load_target
 from gpuir.targets.target import Target
 
@@ -45,7 +45,7 @@ class DoesNotFit(Exception):
 
 
 @dataclass(frozen=True)
-class Part:
+class SharedSlice:
     """A slice, or a whole GPU, as a target of this name, and how models share it. With a
     `percentage` each of them has that much of the SMs, under MPS."""
 
@@ -62,7 +62,7 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Setting:
+class ServingSetting:
     """What a plan is made for: the workloads, what their runs take, and how many threads of the
     host launch them, each process one; None where there are enough."""
 
@@ -79,7 +79,7 @@ class Setting:
     def alone(self, workload: int, target: str) -> Answer:
         return self.runs(self.workloads[workload].model, target)
 
-    def tenants(self, part: Part, place: str, members: Sequence[int]) -> tuple[Tenant, ...]:
+    def tenants(self, part: SharedSlice, place: str, members: Sequence[int]) -> tuple[Tenant, ...]:
         """Workloads, by index, in a part at a `place`; DoesNotFit where its memory is too small."""
         names = self._targets(part, len(members))
         found = [(self.workloads[i], self.alone(i, names)) for i in members]
@@ -87,7 +87,7 @@ class Setting:
         check_memory(load_target(part.target), [a for _, a in found], one_after_another=after)
         return tuple(self._tenant(w, a, part, place, len(members)) for w, a in found)
 
-    def _targets(self, part: Part, count: int) -> str:
+    def _targets(self, part: SharedSlice, count: int) -> str:
         """The part as one of so many has it: of the L2 its share where others run too."""
         if count == 1 or part.mode != "mps":
             return part.target
@@ -97,7 +97,7 @@ class Setting:
             changes += f"+sms={max(1, round(target.sms * part.percentage / 100))}"
         return part.target + changes
 
-    def _tenant(self, w: Workload, a: Answer, part: Part, place: str, count: int) -> Tenant:
+    def _tenant(self, w: Workload, a: Answer, part: SharedSlice, place: str, count: int) -> Tenant:
         x = a.alone
         needs = {"host": x.host_s / a.latency_s} if self.host_threads is not None else {}
         board = board_of(place)
@@ -121,12 +121,12 @@ class Setting:
             board=board,
         )
 
-    def common(self, boards: Mapping[str, Target], share: float = 1.0) -> Common:
+    def common(self, boards: Mapping[str, Target], share: float = 1.0) -> SharedResources:
         """What parts of GPUs have in common, whose places begin with the names of these boards; of
         their power a `share`."""
         watts = {board: board_watts(target) * share for board, target in boards.items()}
         limits = {} if self.host_threads is None else {"host": float(self.host_threads)}
-        return Common(limits, SWITCH_SHARE, watts, bend(next(iter(boards.values()))))
+        return SharedResources(limits, SWITCH_SHARE, watts, bend(next(iter(boards.values()))))
 
 
 def board_of(place: str) -> str:

@@ -16,9 +16,9 @@ from gpuir.ir.errors import GpuirError
 from gpuir.ir.notes import Bound, Cost
 from gpuir.plan.space.program import Program
 from gpuir.report.answer import Answer, unfit
-from gpuir.simulate.clock import Kernels, Script
+from gpuir.simulate.clock import KernelTimes, Script
 from gpuir.simulate.launches import Found, chosen, counted
-from gpuir.simulate.layout import Layout
+from gpuir.simulate.layout import MemoryLayout
 from gpuir.simulate.memory import available_bytes, room, sized
 from gpuir.simulate.timeline import HOST_BOUND, Prepared, ends_of, link_of
 from gpuir.targets.profile import Profile, load_profile
@@ -204,7 +204,7 @@ def _together(
     times = list(zip(*(costs[name] for name in PARTS[:3]), strict=True))
     ends = zip((time for time, *_ in times), *ends_of(launches.found, times), strict=True)
     by, links = profile.host.uncertainty, [x.pcie for x in targets]
-    kernels = Kernels(
+    kernels = KernelTimes(
         seconds=[np.stack(x) for x in ends],
         host=np.array([[1.0], [1 / by], [by]]),
         link=np.array([x.bytes_per_s for x in links if x]) if all(links) else None,
@@ -287,7 +287,7 @@ def _none(program: Program, why: str) -> Answer:
 
 
 def _memory(
-    layout: Layout, profile: Profile, targets: Sequence[Target], splits: Numbers, held: Held
+    layout: MemoryLayout, profile: Profile, targets: Sequence[Target], splits: Numbers, held: Held
 ) -> list[tuple[int, int, int]]:
     """Bytes at the peak, reserved and available, found once for equal tiles and devices."""
     used = layout.kernels

@@ -10,14 +10,14 @@ from typing import Any, cast
 from gpuir.cost.habits import predictor_of
 from gpuir.cost.host import Hosted, hosted
 from gpuir.cost.routing import Routed, Shares
-from gpuir.cost.steps import Steps, Way
+from gpuir.cost.steps import RoutineSteps, RoutineWay
 from gpuir.cost.work import Detail, Operand, Work
 from gpuir.ir.graph import Graph, Node, Value
 from gpuir.ir.types import DTYPES, DType, tf32
 from gpuir.ops import kernel as k
 from gpuir.passes.annotate import among
 from gpuir.simulate.launches import Branch, Launch, Launches, Repeat, launches_of
-from gpuir.simulate.layout import Layout, Moment, Storage, layout_of
+from gpuir.simulate.layout import Allocation, MemoryLayout, Moment, layout_of
 from gpuir.store import digest
 from gpuir.targets.profile import profile_of
 from gpuir.targets.support import dtypes_of, nodes_refused, reason, without_kernel
@@ -42,7 +42,7 @@ class Program:
     works: tuple[Work, ...] = ()
     hosted: tuple[Hosted, ...] = ()
     launches: Launches = field(default_factory=Launches)
-    layout: Layout = field(default_factory=Layout)
+    layout: MemoryLayout = field(default_factory=MemoryLayout)
     assumed: tuple[str, ...] = ()
     keys: tuple[str, ...] = ()
 
@@ -93,10 +93,10 @@ KINDS: dict[str, type[Any]] = {
         *(
             Routed,
             Shares,
-            Way,
-            Steps,
+            RoutineWay,
+            RoutineSteps,
             Hosted,
-            Layout,
+            MemoryLayout,
             Launches,
             Repeat,
             Branch,
@@ -104,7 +104,7 @@ KINDS: dict[str, type[Any]] = {
         ),
     )
 }
-ROWS: dict[str, type[Any]] = {kind.__name__: kind for kind in (Launch, Storage, Moment)}
+ROWS: dict[str, type[Any]] = {kind.__name__: kind for kind in (Launch, Allocation, Moment)}
 
 
 def written(program: Program) -> str:
@@ -148,7 +148,7 @@ def _plain(value: Any) -> Any:
             return {"": "DType", "name": value.name}
         case Launch():
             return {"": "Launch", "_": [_plain(x) for x in vars(value).values()]}
-        case Storage() | Moment():
+        case Allocation() | Moment():
             return {"": type(value).__name__, "_": [_plain(x) for x in value]}
         case tuple():
             return [_plain(x) for x in cast("tuple[Any, ...]", value)]

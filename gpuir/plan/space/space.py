@@ -97,7 +97,7 @@ class Hardware:
 
 
 @dataclass(frozen=True)
-class Plan:
+class RankPlan:
     """A model over the ranks of a cluster."""
 
     cluster: str
@@ -105,12 +105,12 @@ class Plan:
 
 
 @dataclass(frozen=True)
-class Column:
+class Site:
     """Where a job runs: a device, with numbers set, or a plan."""
 
     target: str = ""
     numbers: tuple[tuple[str, float], ...] = ()
-    plan: Plan | None = None
+    plan: RankPlan | None = None
 
     @property
     def name(self) -> str:
@@ -119,7 +119,7 @@ class Column:
 
 
 @dataclass(frozen=True)
-class Space:
+class DesignSpace:
     """Every choice of model, sizes, dtype and profile, on every target, hypothetical GPU and plan.
     `load` are further options of loading."""
 
@@ -128,7 +128,7 @@ class Space:
     profiles: tuple[str, ...]
     targets: tuple[str, ...]
     hardware: Hardware = Hardware((), ())
-    plans: tuple[Plan, ...] = ()
+    plans: tuple[RankPlan, ...] = ()
     load: tuple[tuple[str, bool | int | float | str], ...] = ()
 
     @cached_property
@@ -157,12 +157,12 @@ class Space:
             i -= model.sizes
         raise IndexError(i)
 
-    def column(self, i: int) -> Column:
+    def column(self, i: int) -> Site:
         if i < len(self.targets):
-            return Column(self.targets[i])
+            return Site(self.targets[i])
         if i < self.devices:
-            return Column(*self.hardware.at(i - len(self.targets)))
-        return Column(plan=self.plans[i - self.devices])
+            return Site(*self.hardware.at(i - len(self.targets)))
+        return Site(plan=self.plans[i - self.devices])
 
     @cached_property
     def dims(self) -> tuple[str, ...]:
@@ -177,15 +177,15 @@ def _number(n: float) -> str:
 # ---- from a file -------------------------------------------------------------------------------
 
 
-def read_space(path: str) -> Space:
+def read_space(path: str) -> DesignSpace:
     """The space that a TOML file states; UsageError or TargetError, with the place in the file,
     where it states none. Paths of models and other files are from the file's folder."""
     return space_of(read_toml(path, "the space"), path)
 
 
-def space_of(raw: Mapping[str, Any], where: str) -> Space:
+def space_of(raw: Mapping[str, Any], where: str) -> DesignSpace:
     """The space of the tables of a file called `where`."""
-    reader = _Reader(where)
+    reader = _SpaceReader(where)
     known = ("models", "dims", "dtypes", "profiles", "targets", "hardware", "plans", "load")
     reader.keys(raw, "", known)
     shared = reader.dims(raw.get("dims", {}), "dims")
@@ -193,7 +193,7 @@ def space_of(raw: Mapping[str, Any], where: str) -> Space:
         reader.model(x, f"models[{i}]", shared)
         for i, x in enumerate(reader.axis(raw, "models", required=True))
     ]
-    space = Space(
+    space = DesignSpace(
         models=tuple(models),
         dtypes=tuple(reader.dtype(x) for x in reader.axis(raw, "dtypes", [OWN])),
         profiles=tuple(reader.profile(x) for x in reader.axis(raw, "profiles", [""])),
@@ -218,7 +218,7 @@ def space_of(raw: Mapping[str, Any], where: str) -> Space:
     return space
 
 
-class _Reader:
+class _SpaceReader:
     """Reads a file's tables, and says where one is wrong."""
 
     def __init__(self, where: str):
@@ -431,7 +431,7 @@ class _Reader:
 
     # -- plans
 
-    def plans(self, tables: object) -> Iterator[Plan]:
+    def plans(self, tables: object) -> Iterator[RankPlan]:
         for i, table in enumerate(
             cast("list[Any]", tables) if isinstance(tables, list) else [tables]
         ):
@@ -447,7 +447,7 @@ class _Reader:
                 cluster = self.beside(self.text(name, f"{place}.cluster", '"dgx-h100"'))
                 self.checked(lambda cluster=cluster: load_cluster(cluster), f"{place}.cluster")
                 for degrees in product(*axes.values()):
-                    yield Plan(cluster, Parallel(**dict(zip(axes, degrees, strict=True))))
+                    yield RankPlan(cluster, Parallel(**dict(zip(axes, degrees, strict=True))))
 
 
 def _flat(table: object, prefix: str) -> Iterator[tuple[str, Any]]:

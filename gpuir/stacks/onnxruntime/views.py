@@ -12,7 +12,7 @@ from gpuir.passes.views import Views, is_reshape
 
 
 @dataclass(frozen=True)
-class Packed(Views):
+class OnnxRuntimeViews(Views):
     """Reshapes alone are views, and transposes of the last two axes that products read."""
 
     def makes(self, body: Graph) -> bool:

@@ -33,7 +33,7 @@ class ExpertsApart(Pass):
     def run(self, g: Graph) -> Graph:
         if not any(isinstance(n.op, t.Experts) and is_apart(n.op) for n in g.walk()):
             return g
-        return prune(rewrite(g, _Writer().rule))
+        return prune(rewrite(g, _ExpertsWriter().rule))
 
 
 def is_apart(op: t.Experts) -> bool:
@@ -58,7 +58,7 @@ class Expert:
 
 
 @dataclass
-class _Writer:
+class _ExpertsWriter:
     made: dict[tuple[str, ...], list[Expert]] = field(
         default_factory=dict[tuple[str, ...], list[Expert]]
     )  # by the names of a mixture's operands
@@ -66,13 +66,13 @@ class _Writer:
     def rule(self, n: Node, b: Builder) -> tuple[Value, ...] | None:
         match n.op:
             case t.Experts() as op if is_apart(op):
-                step = _Step(op, b, n.locs)
+                step = _Mixture(op, b, n.locs)
                 turns = self.made[_names(op)] = [step.turn(i) for i in step.active]
                 return (step.result(turns),)
             case t.ExpertsGradient() as op if op.fn == "relu" and is_apart(op.direct()):
                 direct = op.direct()
                 turns = self.made.get(_names(direct), [])
-                return _Step(direct, b, n.locs).gradients(op.dy, turns) if turns else None
+                return _Mixture(direct, b, n.locs).gradients(op.dy, turns) if turns else None
             case _:
                 return None
 
@@ -82,7 +82,7 @@ def _names(op: t.Experts) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True)
-class _Step:
+class _Mixture:
     """One mixture. What PyTorch launches by itself has a location of its own."""
 
     op: t.Experts

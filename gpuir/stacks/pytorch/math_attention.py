@@ -49,7 +49,7 @@ def is_fused(op: t.Attention) -> bool:
 
 
 @dataclass(frozen=True)
-class Parts:
+class WrittenParts:
     """What an attention that is written out makes on its way, in the wider dtype: queries, and keys
     turned, times the root of the scale each; the heads of keys and values that share them copied.
     """
@@ -63,24 +63,26 @@ class Parts:
 
 @dataclass
 class _Writer:
-    made: dict[str, Parts] = field(default_factory=dict[str, Parts])  # by their statistics' name
+    made: dict[str, WrittenParts] = field(
+        default_factory=dict[str, WrittenParts]
+    )  # by their statistics' name
 
     def rule(self, n: Node, b: Builder) -> tuple[Value, ...] | None:
         match n.op:
             case t.Attention() as op if not is_fused(op):
-                step = _Step(op, b, n.locs)
+                step = _WrittenOut(op, b, n.locs)
                 parts = step.parts()
                 if op.stats:
                     self.made[n.results[1].name] = parts
                 return step.results(parts)
             case t.AttentionGradient() as op if op.stats.name in self.made:
-                return _Step(op.direct(), b, n.locs).gradients(op, self.made[op.stats.name])
+                return _WrittenOut(op.direct(), b, n.locs).gradients(op, self.made[op.stats.name])
             case _:
                 return None
 
 
 @dataclass(frozen=True)
-class _Step:
+class _WrittenOut:
     """One attention. What PyTorch launches by itself has a location of its own."""
 
     op: t.Attention
@@ -109,7 +111,7 @@ class _Step:
     def times(self, part: str, x: Value, factor: float) -> Value:
         return self(part, t.Map("mul", (x,), (factor,)))
 
-    def parts(self) -> Parts:
+    def parts(self) -> WrittenParts:
         op = self.op
         q, k, v = (
             self.cast(part, x, self.wide)
@@ -121,7 +123,7 @@ class _Step:
         scores = self("", t.Matmul(q, k))
         for mask in self.masks():
             scores = self("mask.add", t.Map("add", (scores, mask)))
-        return Parts(q, k, v, scores, self.shares(scores))
+        return WrittenParts(q, k, v, scores, self.shares(scores))
 
     def copied(self, part: str, x: Value) -> Value:
         """Keys or values with each group's copied for its heads (repeat_interleave)."""
@@ -168,7 +170,7 @@ class _Step:
         zero = self("shares", t.Constant(TensorType((), self.wide), (0.0,)))
         return self("shares", t.Map("where", (rows, zero, softmax)))
 
-    def results(self, parts: Parts) -> tuple[Value, ...]:
+    def results(self, parts: WrittenParts) -> tuple[Value, ...]:
         op = self.op
         y = self("", t.Matmul(parts.shares, parts.v))
         y = self.cast("result", y, op.q.type.dtype)
@@ -185,7 +187,7 @@ class _Step:
     def less(self, x: Value, y: Value) -> Value:
         return self("statistics", t.Map("sub", (x, y)))
 
-    def gradients(self, op: t.AttentionGradient, parts: Parts) -> tuple[Value, ...]:
+    def gradients(self, op: t.AttentionGradient, parts: WrittenParts) -> tuple[Value, ...]:
         """As autograd derives them from the steps: what these read is kept."""
         dy = self.cast("result", op.dy, self.wide)
         dv = self("", t.Matmul(self.turned(parts.shares), dy))

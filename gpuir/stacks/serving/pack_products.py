@@ -12,7 +12,7 @@ from gpuir.ops import tensor as t
 from gpuir.passes.manager import Pass
 
 
-class Product(NamedTuple):
+class WeightProduct(NamedTuple):
     """A product by a weight of the model."""
 
     node: Node
@@ -52,16 +52,16 @@ class _Packer:
         self.outputs = frozenset(g.outputs)
         self.producers = g.producers()
         self.uses = g.uses()
-        alike: dict[object, list[Product]] = {}
+        alike: dict[object, list[WeightProduct]] = {}
         for node in g.nodes:
             match node.op, self.product(node):
-                case t.Matmul(x, _, dtype), Product() as product:
+                case t.Matmul(x, _, dtype), WeightProduct() as product:
                     kind = (product.columns, product.weight.type.dtype, dtype)
                     key = (x, node.results[0].type.dtype, kind, around(node.locs))
                     alike.setdefault(key, []).append(product)
                 case _:
                     pass
-        self.groups: dict[Value, list[Product]] = {}
+        self.groups: dict[Value, list[WeightProduct]] = {}
         for group in alike.values():
             if len(group) > 1:
                 if any(p.bias is None for p in group):
@@ -69,7 +69,7 @@ class _Packer:
                 self.groups |= {p.last.results[0]: group for p in group}
         self.made: dict[str, Value] = {}  # the first of a group → the product of all
 
-    def product(self, node: Node) -> Product | None:
+    def product(self, node: Node) -> WeightProduct | None:
         """A product by a weight that nothing else reads."""
         if not isinstance(node.op, t.Matmul):
             return None
@@ -78,10 +78,10 @@ class _Packer:
             return None
         maker = self.producers.get(b)
         if maker is None:
-            return Product(node, b, 1, *self.bias(node)) if b in self.params else None
+            return WeightProduct(node, b, 1, *self.bias(node)) if b in self.params else None
         match maker.op:
             case t.Transpose(x, (1, 0)) if x in self.params and self.alone(x):
-                return Product(node, x, 0, *self.bias(node))
+                return WeightProduct(node, x, 0, *self.bias(node))
             case _:
                 return None
 
@@ -125,7 +125,7 @@ class _Packer:
         return (b(t.Slice(self.made[first], starts, sizes, (1,) * len(sizes))),)
 
 
-def one(group: list[Product], b: Builder) -> Value:
+def one(group: list[WeightProduct], b: Builder) -> Value:
     """The product of all weights of a group, and with all biases."""
     op, columns = group[0].node.op, group[0].columns
     assert isinstance(op, t.Matmul)
@@ -136,7 +136,7 @@ def one(group: list[Product], b: Builder) -> Value:
     return b(t.Map("add", (y, b(t.Concat(biases, 0, in_place=True))))) if biases else y
 
 
-def locs_of(group: list[Product]) -> tuple[Loc, ...]:
+def locs_of(group: list[WeightProduct]) -> tuple[Loc, ...]:
     nodes = [n for p in group for n in (p.node, p.biased) if n is not None]
     return tuple(dict.fromkeys(loc for n in nodes for loc in n.locs))
 

@@ -14,7 +14,7 @@ from gpuir.frontends.emit import Emitter  # noqa: E402
 from gpuir.frontends.node import ModelNode  # noqa: E402
 from gpuir.frontends.torch.contraction import adaptive_mean  # noqa: E402
 from gpuir.frontends.torch.load import load  # noqa: E402
-from gpuir.frontends.torch.program import Program  # noqa: E402
+from gpuir.frontends.torch.program import TorchProgram  # noqa: E402
 from gpuir.frontends.torch.walk import item  # noqa: E402
 from gpuir.ir.errors import GpuirError, ModelError  # noqa: E402
 from gpuir.ir.graph import Value  # noqa: E402
@@ -70,7 +70,7 @@ class Scalar(nn.Module):
 
 @pytest.mark.filterwarnings("ignore")
 def test_a_custom_operator_is_opaque_with_a_warning_that_says_where():
-    model = load(Program(Custom(), X))
+    model = load(TorchProgram(Custom(), X))
     assert [n.op.name for n in model.graph.nodes] == ["t.opaque", "t.map", "t.map"]
     (warning,) = model.warnings
     assert "turned" in warning and "first" in warning
@@ -94,7 +94,7 @@ class Packed(nn.Module):
 @pytest.mark.filterwarnings("ignore")
 def test_a_custom_operator_keeps_its_plain_arguments():
     """Numbers, texts and lists of them, defaults too."""
-    (node,) = load(Program(Packed(), X)).graph.nodes
+    (node,) = load(TorchProgram(Packed(), X)).graph.nodes
     assert isinstance(node.op, t.Opaque)
     assert dict(node.op.attrs) == {"tile": (128, 64, 32), "scale": 0.5, "how": "nt"}
 
@@ -102,7 +102,7 @@ def test_a_custom_operator_keeps_its_plain_arguments():
 @pytest.mark.filterwarnings("ignore")
 def test_a_custom_operator_is_refused_when_strict():
     with pytest.raises(ModelError, match=r"turned.*no converter") as error:
-        load(Program(Custom(), X), strict=True)
+        load(TorchProgram(Custom(), X), strict=True)
     assert "first" in str(error.value) and "--strict" in str(error.value)
 
 
@@ -110,27 +110,27 @@ def test_a_custom_operator_is_refused_when_strict():
 @pytest.mark.parametrize("module", [Picked(), Places()])
 def test_a_size_that_depends_on_the_data_is_asked_for(module: nn.Module):
     with pytest.raises(ModelError, match="depends on the data") as error:
-        load(Program(module, X))
+        load(TorchProgram(module, X))
     assert error.value.fix.startswith("--dims u0=")
 
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("module", [Picked(), Places()])
 def test_with_the_size_given_it_is_analysed_and_said(module: nn.Module):
-    model = load(Program(module, X), dims={"u0": 3}, strict=True)
+    model = load(TorchProgram(module, X), dims={"u0": 3}, strict=True)
     assert any("assumed to be nonzero" in text for text in model.graph.assumed)
 
 
 @pytest.mark.filterwarnings("ignore")
 def test_a_branch_on_the_data_is_the_users_error():
     with pytest.raises(ModelError, match="export") as error:
-        load(Program(Branch(), X), strict=True)
+        load(TorchProgram(Branch(), X), strict=True)
     assert "Traceback" not in str(error.value)
 
 
 @pytest.mark.filterwarnings("ignore")
 def test_a_number_taken_from_a_tensor_stays_one_on_the_device():
-    model = load(Program(Scalar(), X), strict=True)
+    model = load(TorchProgram(Scalar(), X), strict=True)
     assert [n.op.name for n in model.graph.nodes] == ["t.reduce", "t.map"]
 
 

@@ -10,7 +10,7 @@ from torch_calls import Call, gives, loaded
 
 import gpuir
 from gpuir.frontends.torch.load import load
-from gpuir.frontends.torch.program import Program
+from gpuir.frontends.torch.program import TorchProgram
 from gpuir.frontends.torch.walk import numbers
 from gpuir.interp import run
 from gpuir.ops import tensor as t
@@ -137,7 +137,7 @@ PROFILES = ("eager", "compiled", "ideal")
 def test_a_model_gives_what_torch_gives(model: Any):
     module = model()
     wanted = numbers(module(X).detach())
-    loaded_model = load(Program(module, (X,)), strict=True)
+    loaded_model = load(TorchProgram(module, (X,)), strict=True)
     graph = loaded_model.graph
     values = {v.name: numbers(X) for v in graph.inputs}
     values |= {p.name: loaded_model.weights[p.name] for p in graph.params}
@@ -155,7 +155,7 @@ def test_its_gradients_are_those_of_torch(model: Any, autodiff: str):
     (torch.view_as_real(y) if y.is_complex() else y).sum().backward()
     wanted = {f"{n}.grad": numbers(p.grad.resolve_conj()) for n, p in module.named_parameters()}
     ours = autodiff == "gpuir"
-    made = load(Program(module, (X,)), strict=True, train=True, joint=not ours)
+    made = load(TorchProgram(module, (X,)), strict=True, train=True, joint=not ours)
     graph = pipeline("autodiff").run(made.graph) if ours else made.graph
     values = {v.name: numbers(X) for v in graph.inputs}
     values |= {p.name: made.weights[p.name] for p in graph.params}
@@ -215,7 +215,7 @@ def test_running_logarithms_of_sums_keep_what_is_small():
 
 def test_zeros_that_results_are_written_to_are_no_weights():
     """A Fourier layer writes its frequencies into zeros: made when it runs."""
-    graph = load(Program(Fourier(), (X,)), strict=True).graph
+    graph = load(TorchProgram(Fourier(), (X,)), strict=True).graph
     assert [p.name for p in graph.params] == ["a", "b"]
     assert any(isinstance(n.op, t.Constant) and n.op.type.dtype.is_complex for n in graph.nodes)
 
@@ -224,7 +224,7 @@ def test_zeros_that_results_are_written_to_are_no_weights():
 @pytest.mark.parametrize("fused", [True, False])
 def test_an_optimizer_updates_both_parts_apart(kind: str, fused: bool):
     module = Linear()
-    made = load(Program(module, (X,)), strict=True, train=True)
+    made = load(TorchProgram(module, (X,)), strict=True, train=True)
     step = f"autodiff,optimizer{{kind={kind},fused={str(fused).lower()},clip=0.5"
     graph = pipeline(step + (",momentum=0.9}" if kind == "sgd" else "}")).run(made.graph)
     values = {v.name: numbers(X) for v in graph.inputs}

@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch")
 import gpuir  # noqa: E402
 from gpuir import interp  # noqa: E402
 from gpuir.frontends.torch.load import load  # noqa: E402
-from gpuir.frontends.torch.program import Program  # noqa: E402
+from gpuir.frontends.torch.program import TorchProgram  # noqa: E402
 
 ROWS = (torch.randint(0, 50, (7, 5)),)
 APART = (torch.randint(0, 50, (20,)), torch.tensor([0, 3, 3, 9, 15]))  # the second bag is empty
@@ -34,7 +34,7 @@ TO_THE_END = (APART[0], torch.tensor([0, 3, 9, 20]))
 def test_bags(how: dict[str, Any], args: tuple[Any, ...], launches: int | None):
     torch.manual_seed(0)
     module = torch.nn.EmbeddingBag(50, 8, **how).eval()
-    model = load(Program(module, args))
+    model = load(TorchProgram(module, args))
     graph = model.graph
     values = {v.name: a.numpy() for v, a in zip(graph.inputs, args, strict=True)}
     values |= {v.name: model.weights[v.name] for v in graph.params}
@@ -49,7 +49,7 @@ def test_bags(how: dict[str, Any], args: tuple[Any, ...], launches: int | None):
 def test_a_bag_reads_its_rows_not_its_table():
     module = torch.nn.EmbeddingBag(1_000_000, 64, mode="sum", device="meta")
     ids = torch.zeros((2048, 32), dtype=torch.int64, device="meta")
-    summary = gpuir.analyze(load(Program(module.eval(), (ids,))).graph, "a100")
+    summary = gpuir.analyze(load(TorchProgram(module.eval(), (ids,))).graph, "a100")
     rows, sums, indices = 2048 * 32 * 64 * 4, 2048 * 64 * 4, 2048 * 32 * 8
     assert sum(kernel.bytes for kernel in summary.kernels) == rows + sums + indices
 
@@ -59,7 +59,7 @@ def test_few_indices_are_sorted_by_one_block():
     for count, launches in ((2304, 1), (2305, 8)):
         module = torch.nn.EmbeddingBag(100, 16, mode="sum", device="meta")
         ids = torch.zeros((count, 1), dtype=torch.int64, device="meta")
-        graph = load(Program(Sum(module).train(), (ids,)), train=True, joint=True).graph
+        graph = load(TorchProgram(Sum(module).train(), (ids,)), train=True, joint=True).graph
         sorts = [n for n in graph.nodes if getattr(n.op, "fn", "") == "digit_sort"]
         assert len(sorts) == launches
 
@@ -70,7 +70,7 @@ def test_a_tables_gradient_is_sorted_summed_in_parts_and_scattered():
     module = torch.nn.EmbeddingBag(rows, width, mode="sum", device="meta")
     ids = torch.zeros((bags, length), dtype=torch.int64, device="meta")
     loss = Sum(module).train()
-    graph = load(Program(loss, (ids,)), train=True, joint=True).graph
+    graph = load(TorchProgram(loss, (ids,)), train=True, joint=True).graph
     costed = gpuir.analyze(graph, "a100", profile="eager").graph
     kernels = [k for k in gpuir.analyze(costed).kernels if "embedding_bag_backward" in str(k.locs)]
     count, most = bags * length, rows + bags * length // 10

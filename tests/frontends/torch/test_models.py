@@ -24,7 +24,7 @@ import gpuir  # noqa: E402
 from gpuir import interp  # noqa: E402
 from gpuir.frontends.model import Model  # noqa: E402
 from gpuir.frontends.torch.load import load  # noqa: E402
-from gpuir.frontends.torch.program import Program  # noqa: E402
+from gpuir.frontends.torch.program import TorchProgram  # noqa: E402
 from gpuir.ir.graph import Graph  # noqa: E402
 from gpuir.ops import tensor as t  # noqa: E402
 
@@ -247,7 +247,9 @@ def run(graph: Graph, model: Model, inputs: Mapping[str, np.ndarray]) -> list[np
     return [found[v.name] for v in graph.outputs]
 
 
-def check(program: Program, inputs: Mapping[str, np.ndarray], wanted: list[np.ndarray]) -> Model:
+def check(
+    program: TorchProgram, inputs: Mapping[str, np.ndarray], wanted: list[np.ndarray]
+) -> Model:
     """The graph and its kernels give what torch gives; nothing is opaque; it has a cost."""
     model = load(program)
     assert not model.warnings
@@ -265,7 +267,7 @@ def results(output: Any) -> list[np.ndarray]:
     return [x.detach().numpy() for x in tree_leaves(output) if isinstance(x, torch.Tensor)]
 
 
-def built(name: str, tmp_path: Path, **choices: Any) -> tuple[Program, nn.Module]:
+def built(name: str, tmp_path: Path, **choices: Any) -> tuple[TorchProgram, nn.Module]:
     """The program, and transformers' own model with the same weights."""
     from gpuir.frontends.torch import hf
 
@@ -448,7 +450,7 @@ def test_dlrm():
     args = {"dense": torch.randn(batch, 6), "indices": indices, "offsets": offsets}
     with torch.no_grad():
         wanted = results(module(**args))
-    check(Program(module, kwargs=args, name="dlrm"), flat(args), wanted)
+    check(TorchProgram(module, kwargs=args, name="dlrm"), flat(args), wanted)
 
 
 def test_unet():
@@ -472,7 +474,7 @@ def test_unet():
     with torch.no_grad():
         wanted = results(module(**inputs, return_dict=False))
     fixed = {"return_dict": False}
-    check(Program(module, kwargs=inputs | fixed, name="unet"), flat(inputs), wanted)
+    check(TorchProgram(module, kwargs=inputs | fixed, name="unet"), flat(inputs), wanted)
 
 
 @pytest.mark.parametrize("name", ["resnet18", "vit_tiny_patch16_224"])
@@ -484,7 +486,7 @@ def test_timm(name: str):
     x = torch.randn(2, 3, 32, 32)
     with torch.no_grad():
         wanted = results(module(x))
-    check(Program(module, (x,), name=name), {"x": x.numpy(), "input": x.numpy()}, wanted)
+    check(TorchProgram(module, (x,), name=name), {"x": x.numpy(), "input": x.numpy()}, wanted)
 
 
 # ---------------------------------------------------------------------------- training mixtures

@@ -15,7 +15,7 @@ pytest.importorskip("expecttest", reason="torch's OpInfo database needs it")
 
 import gpuir  # noqa: E402
 from gpuir.frontends.torch.load import load  # noqa: E402
-from gpuir.frontends.torch.program import Program  # noqa: E402
+from gpuir.frontends.torch.program import TorchProgram  # noqa: E402
 from gpuir.frontends.torch.walk import numbers  # noqa: E402
 from gpuir.interp import run  # noqa: E402
 
@@ -141,7 +141,7 @@ def test_a_rotation_by_complex_numbers_moves_nothing_else():
 
     x = torch.randn(2, 5, 4, 8).half()
     turn = torch.polar(torch.ones(5, 1, 4), torch.randn(5, 1, 4))
-    graph = load(Program(Rotary(), (x, turn)), strict=True).graph
+    graph = load(TorchProgram(Rotary(), (x, turn)), strict=True).graph
     kernels = gpuir.lower(graph, profile="ideal")
     assert [n.op.name for n in kernels.nodes if n.op.name != "k.view"] == ["k.map"]
     values = {v.name: numbers(a) for v, a in zip(graph.inputs, (x, turn), strict=True)}

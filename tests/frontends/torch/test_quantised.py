@@ -193,7 +193,7 @@ def test_a_product_is_that_of_the_unpacked_weight(name: str):
 
     from gpuir.frontends.torch import quantised
     from gpuir.frontends.torch.load import load as load_torch
-    from gpuir.frontends.torch.program import Program
+    from gpuir.frontends.torch.program import TorchProgram
 
     class Two(nn.Module):
         dtype = torch.float32
@@ -218,7 +218,7 @@ def test_a_product_is_that_of_the_unpacked_weight(name: str):
     made = quantised.quantisation(Config, model, "here")
     assert made is not None
     quantised.apply(model, made, "here")
-    g = load_torch(Program(model, (x,))).graph
+    g = load_torch(TorchProgram(model, (x,))).graph
     rng = np.random.default_rng(0)
     values = {v.name: random_like(rng, v.type) for v in (*g.inputs, *g.params)}
     (found,) = interp.run(g, values).values()

@@ -17,7 +17,7 @@ from torch import nn  # noqa: E402
 import gpuir  # noqa: E402
 from gpuir.frontends.torch import hf  # noqa: E402
 from gpuir.frontends.torch.load import load  # noqa: E402
-from gpuir.frontends.torch.program import Program  # noqa: E402
+from gpuir.frontends.torch.program import TorchProgram  # noqa: E402
 from gpuir.frontends.torch.stacks import regular  # noqa: E402
 from gpuir.passes import annotate  # noqa: E402
 
@@ -76,7 +76,7 @@ MODELS: dict[str, tuple[Keys, Keys]] = {
 }
 
 
-def program(folder: Path, keys: Keys, **options: Any) -> Program:
+def program(folder: Path, keys: Keys, **options: Any) -> TorchProgram:
     (folder / "config.json").write_text(json.dumps(keys))
     return hf.program(str(folder), **options)
 
@@ -85,14 +85,14 @@ def program(folder: Path, keys: Keys, **options: Any) -> Program:
 def exported(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many layers each export had, of a model's longest list."""
     counts: list[int] = []
-    export = Program.export
+    export = TorchProgram.export
 
-    def counted(self: Program) -> Any:
+    def counted(self: TorchProgram) -> Any:
         lists = [m for m in self.module.modules() if isinstance(m, nn.ModuleList)]
         counts.append(max(map(len, lists)))
         return export(self)
 
-    monkeypatch.setattr(Program, "export", counted)
+    monkeypatch.setattr(TorchProgram, "export", counted)
     return counts
 
 
@@ -179,7 +179,7 @@ def test_the_last_layer_of_the_longer_export_is_the_proof(
     odd: int, exports: list[int], exported: list[int]
 ):
     """The law is made of layers 1 and 2, and has to give layer 3."""
-    made = Program(Layers(20, odd), (torch.zeros(2, 4),), name="layers", repeats=True)
+    made = TorchProgram(Layers(20, odd), (torch.zeros(2, 4),), name="layers", repeats=True)
     graph = load(made).graph
     assert exported == exports
     same = without_last_note(graph) if odd < 0 else graph
@@ -189,14 +189,14 @@ def test_the_last_layer_of_the_longer_export_is_the_proof(
 def test_a_layer_of_other_sizes_is_exported(exported: list[int]):
     module = Layers(20, -1)
     module.layers[12].linear = nn.Linear(4, 4, bias=False)
-    load(Program(module, (torch.zeros(2, 4),), name="layers", repeats=True))
+    load(TorchProgram(module, (torch.zeros(2, 4),), name="layers", repeats=True))
     assert exported == [20]
 
 
 def test_the_module_is_whole_again():
     module = Layers(20, -1)
     layers = module.layers
-    load(Program(module, (torch.zeros(2, 4),), name="layers", repeats=True))
+    load(TorchProgram(module, (torch.zeros(2, 4),), name="layers", repeats=True))
     assert module.layers is layers and len(layers) == 20
 
 

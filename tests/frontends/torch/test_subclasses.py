@@ -17,7 +17,7 @@ from torch._inductor import config as inductor  # noqa: E402
 from torch.nn.utils import parametrize  # noqa: E402
 
 import gpuir  # noqa: E402
-from gpuir.frontends.torch.packed import CODES, QuantisedLinear, Scheme, Weights  # noqa: E402
+from gpuir.frontends.torch.packed import CODES, QuantisedLinear, Scheme, WeightFormat  # noqa: E402
 from gpuir.frontends.torch.subclasses import stored  # noqa: E402
 from gpuir.ir.errors import UsageError  # noqa: E402
 from gpuir.ir.graph import Graph  # noqa: E402
@@ -63,19 +63,19 @@ def told(g: Graph, profile: str = "eager") -> tuple[int, list[tuple[Any, ...]]]:
 def int8(ao: Any) -> tuple[nn.Module, Scheme]:
     made = model()
     ao.quantize_(made, ao.Int8WeightOnlyConfig())
-    return made, Scheme(Weights(torch.int8, zero=torch.int8))
+    return made, Scheme(WeightFormat(torch.int8, zero=torch.int8))
 
 
 def int8_inputs(ao: Any) -> tuple[nn.Module, Scheme]:
     made = model()
     ao.quantize_(made, ao.Int8DynamicActivationInt8WeightConfig())
-    return made, Scheme(Weights(torch.int8, zero=torch.int8), torch.int8)
+    return made, Scheme(WeightFormat(torch.int8, zero=torch.int8), torch.int8)
 
 
 def float8(ao: Any) -> tuple[nn.Module, Scheme]:
     made = model()
     ao.quantize_(made, ao.Float8WeightOnlyConfig())
-    return made, Scheme(Weights(F8))
+    return made, Scheme(WeightFormat(F8))
 
 
 def float8_inputs(ao: Any) -> tuple[nn.Module, Scheme]:
@@ -90,7 +90,7 @@ def float8_inputs(ao: Any) -> tuple[nn.Module, Scheme]:
     made[0].weight = frozen(
         f.Float8Tensor.from_hp(weight, granularity=rows, mm_config=how, act_quant_kwargs=inputs)
     )
-    return made, Scheme(Weights(F8), F8)
+    return made, Scheme(WeightFormat(F8), F8)
 
 
 def int4_tiled(ao: Any) -> tuple[nn.Module, Scheme]:
@@ -102,7 +102,7 @@ def int4_tiled(ao: Any) -> tuple[nn.Module, Scheme]:
     scales = torch.zeros(INTO // 128, OUT, 2, dtype=torch.bfloat16)
     weight = i.Int4TilePackedTo4dTensor(numbers, scales, [1, 128], torch.Size([OUT, INTO]))
     made[0].weight = frozen(weight)
-    return made, Scheme(Weights(CODES[4], 1, 128, torch.bfloat16, torch.bfloat16))
+    return made, Scheme(WeightFormat(CODES[4], 1, 128, torch.bfloat16, torch.bfloat16))
 
 
 def int4(ao: Any) -> tuple[nn.Module, Scheme]:
@@ -114,7 +114,7 @@ def int4(ao: Any) -> tuple[nn.Module, Scheme]:
     scales = torch.zeros(INTO // 128, OUT, dtype=torch.bfloat16)
     shape = torch.Size([OUT, INTO])
     made[0].weight = frozen(Int4Tensor(numbers, scales, scales.clone(), [1, 128], shape))
-    return made, Scheme(Weights(CODES[4], 1, 128, torch.bfloat16, torch.bfloat16))
+    return made, Scheme(WeightFormat(CODES[4], 1, 128, torch.bfloat16, torch.bfloat16))
 
 
 def frozen(weight: torch.Tensor) -> nn.Parameter:
@@ -221,7 +221,7 @@ def test_an_unwrapped_weight_is_multiplied_as_it_is_stored(tmp_path: Path):
     parametrize.register_parametrization(made[0], "weight", Times(), unsafe=True)
     torch.export.save(torch.export.export(made, (X,)), tmp_path / "m.pt2")
     g = gpuir.load(tmp_path / "m.pt2", strict=True)
-    assert told(g) == told(gpuir.load(expected(Scheme(Weights(F8))), args=(X.to("meta"),)))
+    assert told(g) == told(gpuir.load(expected(Scheme(WeightFormat(F8))), args=(X.to("meta"),)))
     (op,) = [n.op for n in gpuir.analyze(g, "h100-sxm").graph.nodes if isinstance(n.op, k.Gemm)]
     assert [v.type.dtype.name for v in op.factors] == ["bf16", "f8e4m3"]
 
@@ -236,19 +236,19 @@ BF16, F32, I8 = torch.bfloat16, torch.float32, torch.int8
 @pytest.mark.parametrize(
     ("parts", "wanted"),
     [
-        ([empty(I8, 64, 256), empty(F32, 64, 1)], Weights(I8)),
-        ([empty(I8, 64, 256), empty(F32, 1, 1)], Weights(I8, rows=0)),
-        ([empty(I8, 64, 256), empty(F32, 64, 8)], Weights(I8, columns=32)),
-        ([empty(F8, 256, 256), empty(F32, 2, 2)], Weights(F8, 128, 128)),
-        ([empty(I8, 64, 128), empty(BF16, 8, 64)], Weights(CODES[4], columns=32, scale=BF16)),
-        ([empty(I8, 64, 256), empty(F32, 64, 1), empty(I8, 64, 1)], Weights(I8, zero=I8)),
+        ([empty(I8, 64, 256), empty(F32, 64, 1)], WeightFormat(I8)),
+        ([empty(I8, 64, 256), empty(F32, 1, 1)], WeightFormat(I8, rows=0)),
+        ([empty(I8, 64, 256), empty(F32, 64, 8)], WeightFormat(I8, columns=32)),
+        ([empty(F8, 256, 256), empty(F32, 2, 2)], WeightFormat(F8, 128, 128)),
+        ([empty(I8, 64, 128), empty(BF16, 8, 64)], WeightFormat(CODES[4], columns=32, scale=BF16)),
+        ([empty(I8, 64, 256), empty(F32, 64, 1), empty(I8, 64, 1)], WeightFormat(I8, zero=I8)),
         ([empty(BF16, 64, 256), empty(F32, 64, 1)], None),
         ([empty(I8, 64, 256), empty(F32, 64, 1), empty(BF16, 256)], None),  # of inputs' columns
         ([empty(I8, 64, 32), empty(F32, 64, 1)], None),  # one bit
         ([empty(I8, 64, 256)], None),
     ],
 )
-def test_how_a_weight_is_stored_follows_from_its_tensors(parts: Any, wanted: Weights | None):
+def test_how_a_weight_is_stored_follows_from_its_tensors(parts: Any, wanted: WeightFormat | None):
     out = 256 if parts[0].dtype == F8 else 64
     found = stored(parts, out, 256)
     assert (found and found[0]) == wanted

@@ -12,8 +12,8 @@ from gpuir.ir.build import Builder, begin, within
 from gpuir.ir.graph import Graph, Level, Node, Value
 from gpuir.ops import tensor as t
 from gpuir.passes.manager import Pass
-from gpuir.stacks.inductor.loops.launches import Fusion, LoopGroup
-from gpuir.stacks.inductor.loops.storage import Storage
+from gpuir.stacks.inductor.loops.launches import LoopFusion, LoopGroup
+from gpuir.stacks.inductor.loops.storage import StoredValues
 from gpuir.stacks.inductor.loops.trips import taken_apart
 
 
@@ -57,13 +57,13 @@ class FuseLoops(Pass):
 
     def run(self, g: Graph) -> Graph:
         flow = Flow(g)
-        storage = Storage(flow, self)
+        storage = StoredValues(flow, self)
         storage.run()
-        launches = Fusion(grouped(storage), storage.rows, self).run()
+        launches = LoopFusion(grouped(storage), storage.rows, self).run()
         return Writer(flow, self, storage, launches).run()
 
 
-def grouped(storage: Storage) -> Groups[LoopGroup]:
+def grouped(storage: StoredValues) -> Groups[LoopGroup]:
     """The loops, each by itself, with those that it waits for."""
     makers = {v: i for i, loop in enumerate(storage.loops) for v in loop.writes}
     readers: dict[int, list[int]] = {}
@@ -83,7 +83,7 @@ class Writer:
 
     flow: Flow
     options: FuseLoops
-    storage: Storage
+    storage: StoredValues
     launches: list[LoopGroup]
     made: set[Value] = field(default_factory=set[Value], init=False)
     kept: set[int] = field(default_factory=set[int], init=False)

@@ -109,7 +109,7 @@ def apart(a: LoopGroup, b: LoopGroup) -> int:
 
 
 @dataclass
-class Fusion:
+class LoopFusion:
     """Loops on their way to be launches. `rows` names what has a cell for each row of a value that
     is made row by row."""
 

@@ -56,7 +56,7 @@ class Sight(NamedTuple):
 
 
 @dataclass
-class Storage:
+class StoredValues:
     """Decides node by node, in the graph's order, what is computed where it is read and what is
     stored. In the end `loops` has a loop, or a call, for all that is stored; `viewed` the layout
     results that are views of it; `joined` the parts that lie side by side and are a value so;
