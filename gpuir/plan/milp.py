@@ -2,8 +2,8 @@
 
 Tables that are alike are one class. For each class and option an integer says how many take it,
 and for each GPU how many parts of them lie there: as many parts as the option has for each, and
-on no GPU more than one of a table. Minimised is what `sharding.Plan` adds up, collectives taken
-as a fixed time and a time a byte.
+on no GPU more than one of a table. Minimised is what `sharding.PlacementPlan` adds up, collectives
+taken as a fixed time and a time a byte.
 """
 
 from __future__ import annotations

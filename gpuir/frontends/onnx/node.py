@@ -30,7 +30,7 @@ class OnnxNode(ModelNode):
     outputs: tuple[str, ...]  # wished names; "" where nobody reads it
     attrs: Mapping[str, Any]  # ints, floats, str, lists of them, ndarray, GraphProto
     emit: Emitter
-    walk: Any = None  # load.Walk: how control flow imports its subgraphs
+    walk: Any = None  # walk.OnnxWalk: how control flow imports its subgraphs
 
     def __getitem__(self, i: int) -> Value:
         """Operand i, which must be there."""
