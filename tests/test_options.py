@@ -47,19 +47,25 @@ CASES: dict[tuple[str, str], Case] = {}
 def documented() -> Iterator[tuple[str, Any]]:
     """The functions of `gpuir.tune` that the documentation names."""
     text = "\n".join(p.read_text() for p in (ROOT / "docs").rglob("*.md"))
+    shown = set(re.findall(r"`(?:\w+ = )?(\w+)\(", text))
     for path in sorted((ROOT / "gpuir/tune").glob("*.py")):
         module = import_module(f"{TUNE}.{path.stem}" if path.stem != "__init__" else TUNE)
         imports = re.findall(rf"from gpuir\.tune\.{path.stem} import ([\w, ]+)", text)
         imported = {n.strip() for names in imports for n in names.split(",")}
         for name, thing in vars(module).items():
             own = inspect.isfunction(thing) and thing.__module__ == module.__name__
-            named = name in imported or re.search(rf"`(?:\w+ = )?{name}\(", text)
+            named = name in imported or name in shown
             if own and named and not name.startswith("_") and not hasattr(gpuir, name):
                 yield f"{path.stem}.{name}", thing
 
 
-def public() -> Iterator[tuple[str, Any]]:
+@cache
+def public() -> dict[str, Any]:
     """Every public function, and the records that users make, by name."""
+    return dict(_public())
+
+
+def _public() -> Iterator[tuple[str, Any]]:
     for name in gpuir.__all__:
         thing = getattr(gpuir, name)
         if inspect.isfunction(thing):
@@ -72,7 +78,7 @@ def public() -> Iterator[tuple[str, Any]]:
 
 
 def options() -> Iterator[tuple[str, str]]:
-    for name, function in public():
+    for name, function in public().items():
         for p in inspect.signature(function).parameters.values():
             if p.name == "self":
                 continue
@@ -101,7 +107,7 @@ def case(name: str, option: str, one: Callable[[], Any], other: Callable[[], Any
 
 def differ(name: str, usual: dict[str, Any], /, **given: Any) -> None:
     """Cases of a function: for each option the call as usual, and with the option."""
-    function = dict(public())[name]
+    function = public()[name]
     for option, value in given.items():
         case(name, option, partial(function, **usual), partial(function, **usual | {option: value}))
 
@@ -593,7 +599,7 @@ def listed(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def asked(name: str, usual: dict[str, Any], /, **given: Any) -> None:
-    function = listed(dict(public())[name])
+    function = listed(public()[name])
     for option, value in given.items():
         case(name, option, partial(function, **usual), partial(function, **usual | {option: value}))
 
