@@ -16,12 +16,13 @@ from typing import Any, cast
 from gpuir.cost import generated, local
 from gpuir.cost.collective import BY
 from gpuir.cost.families import family_of
+from gpuir.cost.learned import correction, shipped
 from gpuir.cost.nest import Tiles
 from gpuir.cost.network import quantities
 from gpuir.cost.reading import operand_names, work_of
 from gpuir.cost.roofline import bounds
 from gpuir.cost.sheet import Factor, Number, Sheet
-from gpuir.cost.tile import estimate, familiar, is_measured, trained
+from gpuir.cost.tile import Estimate, estimate, familiar, is_measured, trained
 from gpuir.cost.uncertainty import is_unfitted, uncertainty
 from gpuir.cost.work import Work
 from gpuir.ir.errors import UsageError
@@ -316,8 +317,7 @@ def terms(
             if tile is None:
                 raise UsageError(f"{op.name} has no tile", fix="run the tile pass first")
             s = Explained(lines=_work_lines(op, work))
-            tiles = Tiles.of(tile, work).each(_traced)
-            estimate(work.each(_traced), tiles, listed(target), s=s)
+            traced(work, Tiles.of(tile, work), target, s)
             return tuple(s.lines)
         case "generated":
             if tile is None:
@@ -333,6 +333,15 @@ def terms(
                 f"the predictor {other!r} cannot explain its predictions",
                 expected="tile or roofline",
             )
+
+
+def traced(work: Work, tiles: Tiles, target: Target, s: Explained) -> Estimate:
+    """The estimate of one kernel in numbers that remember their formula. The network is asked in
+    plain numbers: it looks for the tile of a library, among many."""
+    there = target.under_load
+    learned = correction(work, family_of(work, there), there, shipped())
+    formulas = work.each(_traced), tiles.each(_traced), listed(target)
+    return estimate(*formulas, s=s, learned=learned)
 
 
 def explained(

@@ -149,7 +149,8 @@ def test_the_ends_of_the_interval_name_their_backtest(monkeypatch):
             dtypes=("f16",), kinds={"sm_90": ("gemm",)}, intervals={"unseen f16": apart}
         )
     }
-    monkeypatch.setattr("gpuir.cost.tile.shipped", lambda: model)
+    for room in ("tile", "explain"):
+        monkeypatch.setattr(f"gpuir.cost.{room}.shipped", lambda: model)
     op, tile = gemm(512, 512, 512), tiled(gemm(512, 512, 512), A100)
     cost = PREDICTORS["tile"](op, tile, A100)
     assert cost.interval == pytest.approx((0.9 * cost.time_s, 1.2 * cost.time_s))

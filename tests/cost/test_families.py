@@ -14,8 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuir.cost import sized
-from gpuir.cost.explain import Explained, listed
-from gpuir.cost.explain import _traced as traced  # pyright: ignore[reportPrivateUsage]
+from gpuir.cost.explain import Explained, traced
 from gpuir.cost.families import FAMILIES, check_factors, family_of
 from gpuir.cost.learned import Net, Trained, factors
 from gpuir.cost.nest import Tiles
@@ -115,7 +114,7 @@ def test_formulas_give_the_same_on_arrays_and_traced_numbers(drawn, target):
     one = one.each(float)
     arrays = estimate(one.each(np.atleast_1d), tiles.each(np.atleast_1d), target)
     lines = Explained()
-    traces = estimate(one.each(traced), tiles.each(traced), listed(target), s=lines)
+    traces = traced(one, tiles, target, lines)
     assert float(traces.time_s) == pytest.approx(float(arrays.time_s[0]), rel=1e-9)
     assert lines.lines[-1].name == "time"
 
