@@ -17,7 +17,6 @@ def crossing_report(crossings: Sequence[Crossing]) -> Report:
         "gpuir.crossover/1",
         lambda: (part for c in crossings for part in _parts(c)),
         lambda: {"runs": [_record(c) for c in crossings]},
-        lambda: list(map(_tried, crossings)),
     )
 
 
@@ -72,5 +71,5 @@ def _record(c: Crossing) -> dict[str, Any]:
         "value refused",
         **tried.context,
         host_bound_at=c.search.held_up,
-        tried=tried.records(),
+        tried=tried,
     )

@@ -26,7 +26,6 @@ def diff_report(diffs: Sequence[Diff], checks: Sequence[BudgetCheck], top: int =
             "kept": all(c.is_kept for c in checks),
             "runs": [_record(d, [c for c in checks if c.diff is d]) for d in diffs],
         },
-        lambda: list(map(_groups, diffs)),
     )
 
 
@@ -212,7 +211,7 @@ def _record(d: Diff, checks: Sequence[BudgetCheck]) -> dict[str, Any]:
         new=record(d.new, side),
         metrics={n: {"old": d.old.values[n], "new": d.new.values[n]} for n in METRICS},
         kinds={name: {"old_s": old, "new_s": new} for name, old, new in d.kinds},
-        kernels=_groups(d).records(),
+        kernels=_groups(d),
         budgets=[
             record(c, "old new limit", budget=c.budget.text, metric=c.budget.metric, kept=c.is_kept)
             for c in checks

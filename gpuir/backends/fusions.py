@@ -27,9 +27,8 @@ def fusions_report(fused: Answer, unfused: Answer, top: int = 15) -> Report:
             **context,
             "fused": record(fused, names),
             "unfused": record(unfused, names),
-            "fusions": each.records(),
+            "fusions": each,
         },
-        lambda: [each],
     )
 
 

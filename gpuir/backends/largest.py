@@ -18,7 +18,6 @@ def largest_report(searches: Sequence[LargestFit]) -> Report:
         "gpuir.largest/1",
         lambda: (part for f in searches for part in _parts(f)),
         lambda: {"fits": [_record(f) for f in searches]},
-        lambda: list(map(_tried, searches)),
     )
 
 
@@ -70,5 +69,5 @@ def _record(f: LargestFit) -> dict[str, Any]:
         target=f.device.name,
         largest=f.search.value,
         impossible=f.search.impossible,
-        tried=_tried(f).records(),
+        tried=_tried(f),
     )

@@ -58,7 +58,6 @@ def plans_report(planned: Planned, best: int, width: int) -> Report:
         "gpuir.mig.plan/1",
         lambda: _parts(planned, best, width),
         lambda: _fields(planned),
-        lambda: [_served(planned, outcome) for outcome in planned.found.outcomes],
     )
 
 
@@ -147,7 +146,7 @@ def _plan(planned: Planned, outcome: Outcome) -> dict[str, Any]:
             }
             for gpu in outcome.gpus
         ],
-        served=_served(planned, outcome).records(),
+        served=_served(planned, outcome),
         reasons=[
             record(r, "workload what here best", cause=r.cause and r.cause.name)
             for r in planned.why(outcome)

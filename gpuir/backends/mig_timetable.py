@@ -26,7 +26,6 @@ def timetable_report(made: Timetable, setting: ServingSetting, notes: Sequence[s
         "gpuir.mig.timetable/1",
         parts,
         lambda: _fields(made, setting, notes),
-        lambda: [_entries(made, setting)],
     )
 
 
@@ -63,7 +62,7 @@ def _entries(made: Timetable, setting: ServingSetting) -> Table:
 
 def _fields(made: Timetable, setting: ServingSetting, notes: Sequence[str]) -> dict[str, Any]:
     return {
-        "entries": _entries(made, setting).records(),
+        "entries": _entries(made, setting),
         "changes": made.changes,
         "missed_s": made.spent.missed_s,
         "progress_s": made.spent.progress_s,

@@ -65,9 +65,8 @@ def plan_report(s: SearchReport, count: int) -> Report:
             "batch": s.model.batch,
             "usd_per_gpu_hour": s.price and s.price.usd_per_hour,
             "simulated": s.found.simulated,
-            "plans": _plans(s).records(),
+            "plans": _plans(s),
         },
-        lambda: [_plans(s)],
     )
 
 

@@ -23,7 +23,6 @@ def sharding_report(
         "gpuir.shard/1",
         lambda: _parts(found, title, notes),
         lambda: _fields(found, head),
-        lambda: [replace(_placed(found), context={"cluster": head["cluster"]})],
     )
 
 
@@ -37,12 +36,12 @@ def _fields(found: FoundPlacement, head: Mapping[str, Any]) -> dict[str, Any]:
         "greedy_s": None if found.greedy is None else found.greedy.time_s,
         "least_s": found.least_s,
         "found_by": found.how,
-        "tables": _placed(found).records(),
+        "tables": _placed(found, {"cluster": head["cluster"]}),
         "gpus": [{"gpu": g, **asdict(load)} for g, load in enumerate(plan.loads)],
     }
 
 
-def _placed(found: FoundPlacement) -> Table:
+def _placed(found: FoundPlacement, context: Mapping[str, object]) -> Table:
     """Each table, where it lies, and why."""
     why = reasons(found)
     return Table(
@@ -55,6 +54,7 @@ def _placed(found: FoundPlacement) -> Table:
             *fields("forward_s backward_s memory_bytes", "option"),
             Column(field="why", value=lambda p: why[p.table.name]),
         ),
+        context,
     )
 
 

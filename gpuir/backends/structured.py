@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from io import StringIO
+from math import isnan
 from typing import Any, cast
 
 from gpuir.backends.terminal import Terminal, printable
-from gpuir.report.table import Column, Report
+from gpuir.report.table import Column, Report, Table
 
 FORMULA = ("=", "+", "-", "@")  # and tabs and returns, which are no more here
 
@@ -29,7 +30,7 @@ def flat_rows(report: Report) -> list[dict[str, Any]]:
     """The rows of a report's tables, each with what all rows of its table share, as cells."""
     rows = [
         {**table.context, **dict(x for c in named for x in _cells(c, row))}
-        for table in report.tables()
+        for table in (report.tables() if report.tables else tables_in(report.fields()))
         for named in [[c for c in table.columns if c.field]]
         for row in table.rows
     ]
@@ -39,6 +40,21 @@ def flat_rows(report: Report) -> list[dict[str, Any]]:
         for row in rows:
             row.pop(name, None)
     return rows
+
+
+def tables_in(value: object) -> Iterator[Table]:
+    """The tables among the fields of a record."""
+    match value:
+        case Table():
+            yield value
+        case Mapping():
+            for x in cast(Mapping[str, object], value).values():
+                yield from tables_in(x)
+        case list() | tuple():
+            for x in cast(Sequence[object], value):
+                yield from tables_in(x)
+        case _:
+            return
 
 
 def _cells(c: Column, row: object) -> Iterator[tuple[str, Any]]:
@@ -69,8 +85,10 @@ def _flat(name: str, value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def json_text(schema: str, /, **parts: object) -> str:
-    """A JSON object that names its schema."""
-    return json.dumps({"schema": schema, **plain(parts)}, indent=1, allow_nan=False) + "\n"
+    """A JSON object that names its schema. A table is its rows."""
+    record = {"schema": schema, **plain(parts)}
+    rows: Callable[[Table], Any] = lambda table: plain(table.records())  # noqa: E731
+    return json.dumps(record, indent=1, allow_nan=False, default=rows) + "\n"
 
 
 def record(x: object, names: str = "", /, **more: object) -> dict[str, Any]:
@@ -81,8 +99,13 @@ def record(x: object, names: str = "", /, **more: object) -> dict[str, Any]:
 
 
 def plain(value: object) -> Any:
-    """A value of JSON: records and mappings as objects, tuples as lists."""
+    """A value of JSON: records and mappings as objects, tuples as lists, what is not known as
+    null. A table stays one."""
     match value:
+        case float():
+            return None if isnan(value) else value
+        case Table():
+            return value
         case Mapping():
             return {k: plain(v) for k, v in cast(Mapping[str, object], value).items()}
         case list():

@@ -17,7 +17,7 @@ DETAILED = 6  # series, up to which each has a table of its own
 
 def sweep_report(s: SweepAnswers) -> Report:
     """JSON is described in docs/guide/sweep.md; programs have a row for each run."""
-    return Report("gpuir.sweep/1", lambda: _parts(s), lambda: _fields(s), lambda: [_points(s)])
+    return Report("gpuir.sweep/1", lambda: _parts(s), lambda: _fields(s))
 
 
 def _parts(s: SweepAnswers) -> Iterator[Part]:
@@ -184,7 +184,7 @@ def _fields(s: SweepAnswers) -> dict[str, Any]:
     return {
         "model": s.model,
         "axes": [{"dim": name, "values": values} for name, values in s.axes],
-        "points": _points(s).records(),
+        "points": _points(s),
         "series": [_series_record(x) for x in s.series],
         "fastest": one(s.fastest),
         "cheapest": one(s.cheapest),

@@ -31,9 +31,8 @@ def tuning_report(t: Tuning, top: int) -> Report:
             "predictor": t.predictor,
             "library_s": t.library_s,
             "chosen_s": t.chosen_s,
-            "kernels": _found(t).records(),
+            "kernels": _found(t),
         },
-        lambda: [_found(t)],
     )
 
 

@@ -124,10 +124,11 @@ Part = Heading | Notes | Drawing | Table
 @dataclass(frozen=True)
 class Report:
     """An answer. Each part is made when a format asks for it: `parts` for people, the fields of the
-    JSON object of that `schema`, and the `tables` that CSV and Parquet hold, one below the other.
+    JSON object of that `schema`. CSV and Parquet hold the tables among its fields, one below the
+    other, or the `tables` of an answer whose rows are others than its records.
     """
 
     schema: str
     parts: Callable[[], Iterable[Part]]
     fields: Callable[[], Mapping[str, object]]
-    tables: Callable[[], Sequence[Table]]
+    tables: Callable[[], Iterable[Table]] | None = None

@@ -53,8 +53,7 @@ def report(*tables: Table) -> Report:
     return Report(
         "gpuir.test/1",
         lambda: (*parts, *tables, Drawing(["+-+", "| |"], "boxes")),
-        lambda: {"rows": [x for t in tables for x in t.records()]},
-        lambda: tables,
+        lambda: {"rows": tables[0] if len(tables) == 1 else tables},
     )
 
 
