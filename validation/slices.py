@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any
 
 from gpuir.cost.batch import costs_of
@@ -70,7 +70,7 @@ def program(job: Job) -> Graph:
     return _program(replace(job, stack=stack, tf32=None, narrow=""))
 
 
-@cache
+@lru_cache(1)
 def _program(job: Job) -> Graph:
     return asked(job, "").graph()
 
@@ -94,12 +94,13 @@ def asked(job: Job, target: str) -> Analysis:
     return Analysis(name, options, job.stack or None, job.tf32, target)
 
 
-@cache
+@lru_cache(1)
 def answered(job: Job, target: str) -> Answer:
+    """What is kept of others is their numbers: a training step with its graph has 50 MB."""
     return asked(job, target).answer(program(job))
 
 
-@cache
+@lru_cache(1)
 def launches(job: Job, target: str) -> tuple[Launch, ...]:
     """The kernels of a run of an engine on a target, in order."""
     on = load_target(target)
@@ -139,7 +140,7 @@ def narrowed(work: Work, dtype: Any = None) -> Work:
 def alone(job: Job, target: str) -> Answer:
     """A run of a job that has a target for itself. What the host adds to an engine is left out: it
     is microseconds."""
-    found = run_alone(answered(job, target))
+    found = run_alone(answered(job, target)).numbers
     if job.stack != "tensorrt":
         return found
     time_s = sum(x.time_s for x in launches(job, target))
@@ -150,6 +151,7 @@ def seconds(job: Job, target: str) -> float:
     return alone(job, target).latency_s
 
 
+@cache
 def fits(job: Job, target: str) -> bool:
     """Whether the device has room for a job."""
     return bool(answered(job, target).memory.fits)
