@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from gpuir.cli import options
-from gpuir.cli.output import emit, layout
 
 if TYPE_CHECKING:
-    from gpuir.backends.terminal import Page
+    from gpuir.report.table import Part
     from gpuir.targets.cluster import Cluster
 
 
 @click.command()
 @click.argument("name", required=False)
-@click.option("--format", type=click.Choice(["table", "json"]), default="table")
+@options.formats()
 @options.width
 @options.output
 def command(name: str | None, format: str, width: int | None, output: str | None) -> None:
@@ -31,23 +31,15 @@ def command(name: str | None, format: str, width: int | None, output: str | None
     gpuir clusters 2xdgx-h100+2xdgx-a100   nodes of several kinds on one fabric
     gpuir clusters my.toml             your own
     """
-    from gpuir.backends.terminal import Page
+    from gpuir.cli.specs import show_specs
     from gpuir.targets.cluster import cluster_names, load_cluster
 
     clusters = [load_cluster(n) for n in ((name,) if name else cluster_names())]
-    if format == "json":
-        emit(json_text(clusters), output)
-        return
-    shape = layout(width, output)
-    page = Page(shape.width, shape.color)
-    if name:
-        show_one(clusters[0], page)
-    else:
-        show_all(clusters, page)
-    emit(page.text(), output)
+    parts = parts_of(clusters[0]) if name else parts_of_all(clusters)
+    show_specs("clusters", lambda: list(map(fields_of, clusters)), parts, (format, width, output))
 
 
-def show_all(clusters: list[Cluster], page: Page) -> None:
+def parts_of_all(clusters: Sequence[Cluster]) -> Iterator[Part]:
     from gpuir.report.table import Column, Notes, Table
     from gpuir.targets.cluster import describe
 
@@ -65,41 +57,37 @@ def show_all(clusters: list[Cluster], page: Page) -> None:
         Column("between nodes", value=lambda c: c.fabric and c.fabric.technology),
         Column("of one GPU", "bytes/s", value=lambda c: c.fabric and c.fabric.bytes_per_s),
     )
-    page.part(Table(clusters, columns))
-    page.line()
+    yield Table(clusters, columns)
     text = "Rates of one GPU in one direction. 16xdgx-h100 are sixteen nodes of dgx-h100."
-    page.part(Notes([("", text)], 0))
+    yield Notes([("", text)], 0)
 
 
-def show_one(cluster: Cluster, page: Page) -> None:
-    from gpuir.cli.targets import show_rows
+def parts_of(cluster: Cluster) -> Iterator[Part]:
+    from gpuir.cli.specs import spec_parts
+    from gpuir.report.table import Heading, Notes
 
     if cluster.kinds:
-        page.line(f"{cluster.gpus} GPUs of {len(cluster.stretches)} kinds of nodes")
+        count = f"{cluster.gpus} GPUs of {len(cluster.stretches)} kinds of nodes"
     else:
-        page.line(f"{cluster.gpus} GPUs, {cluster.node_gpus} in a node")
-    show_rows([row for row in cluster.rows() if row.field != "assumed"], page)
-    for text in cluster.assumed:
-        page.wrapped("assumed", text, 9)
+        count = f"{cluster.gpus} GPUs, {cluster.node_gpus} in a node"
+    yield Notes([("", count)], 0)
+    yield from spec_parts([row for row in cluster.rows() if row.field != "assumed"])
+    if cluster.assumed:
+        yield Notes([("assumed", text) for text in cluster.assumed], 9)
     for x in cluster.stretches if cluster.kinds else ():
-        page.line()
-        page.heading(f"ranks {x.first} to {x.end - 1}: {x.cluster.name}")
-        show_one(replace(x.cluster, assumed=()), page)
+        yield Heading(f"ranks {x.first} to {x.end - 1}: {x.cluster.name}")
+        yield from parts_of(replace(x.cluster, assumed=()))
 
 
-def json_text(clusters: list[Cluster]) -> str:
-    """A list of clusters, each a list of its fields with value, unit and source."""
-    from gpuir.backends import structured
+def fields_of(c: Cluster) -> dict[str, Any]:
+    """A cluster; of several kinds, with the ranks and the cluster of each."""
+    from gpuir.backends.structured import record
+    from gpuir.cli.specs import spec_fields
 
-    names = "name gpu gpus node_gpus nodes assumed"
-
-    def listed(c: Cluster) -> dict[str, object]:
-        """A cluster; of several kinds, with the ranks and the cluster of each."""
-        kinds = [
-            {"first": x.first, "count": x.end - x.first, "cluster": listed(x.cluster)}
-            for x in c.stretches
-            if c.kinds
-        ]
-        return structured.record(c, names, fields=c.rows(), **({"kinds": kinds} if kinds else {}))
-
-    return structured.json_text("gpuir.clusters/1", clusters=list(map(listed, clusters)))
+    kinds = [
+        {"first": x.first, "count": x.end - x.first, "cluster": fields_of(x.cluster)}
+        for x in c.stretches
+        if c.kinds
+    ]
+    names, own = "name gpu gpus node_gpus nodes assumed", {"fields": spec_fields(c.name, c.rows())}
+    return record(c, names, **own, **({"kinds": kinds} if kinds else {}))

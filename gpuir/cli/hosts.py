@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import click
 
 from gpuir.cli import options
-from gpuir.cli.output import emit, layout
 
 if TYPE_CHECKING:
-    from gpuir.backends.terminal import Page
+    from gpuir.report.table import Part
     from gpuir.targets.host import HostMachine
 
 
 @click.command()
 @click.argument("name", required=False)
+@options.formats()
 @options.width
 @options.output
-def command(name: str | None, width: int | None, output: str | None) -> None:
+def command(name: str | None, format: str, width: int | None, output: str | None) -> None:
     """List host machines, or show one with its sources.
 
     \b
@@ -26,21 +27,20 @@ def command(name: str | None, width: int | None, output: str | None) -> None:
     gpuir hosts dgx-1
     gpuir hosts my-host.toml           your own, from gpuir calibrate --host
     """
-    from gpuir.backends.terminal import Page
-    from gpuir.cli.targets import show_rows
+    from gpuir.cli.specs import show_specs, spec_fields, spec_parts
     from gpuir.targets.host import host_names, load_host
 
-    shape = layout(width, output)
-    page = Page(shape.width, shape.color)
-    if name is not None:
-        show_rows(load_host(name).rows(), page)
-    else:
-        show_all([load_host(x) for x in host_names()], page)
-    emit(page.text(), output)
+    hosts = [load_host(x) for x in ((name,) if name else host_names())]
+    show_specs(
+        "hosts",
+        lambda: [{"name": h.name, "fields": spec_fields(h.name, h.rows())} for h in hosts],
+        spec_parts(hosts[0].rows()) if name else parts_of_all(hosts),
+        (format, width, output),
+    )
 
 
-def show_all(hosts: list[HostMachine], page: Page) -> None:
-    from gpuir.report.table import Column, Table
+def parts_of_all(hosts: Sequence[HostMachine]) -> Iterator[Part]:
+    from gpuir.report.table import Column, Notes, Table
     from gpuir.targets.load import load_target, target_names
 
     usual: dict[str, list[str]] = {}
@@ -53,9 +53,11 @@ def show_all(hosts: list[HostMachine], page: Page) -> None:
         Column("processor", value="processor"),
         Column("of", value=lambda h: ", ".join(usual.get(h.name, ())), drop=1),
     )
-    page.part(Table(hosts, columns))
-    page.line()
-    page.line("slower: how many times as long as on the reference one thread's work takes")
-    page.line("off by: in 80 % of cases it is no more than so many times longer or shorter")
-    page.line("of: targets that are taken to be in it, unless --host says otherwise")
-    page.line("`gpuir hosts NAME` has every number, and where it comes from")
+    yield Table(hosts, columns)
+    lines = (
+        "slower: how many times as long as on the reference one thread's work takes",
+        "off by: in 80 % of cases it is no more than so many times longer or shorter",
+        "of: targets that are taken to be in it, unless --host says otherwise",
+        "`gpuir hosts NAME` has every number, and where it comes from",
+    )
+    yield Notes([("", text) for text in lines], 0)

@@ -3,26 +3,29 @@ from."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import click
 
 from gpuir.cli import options
 from gpuir.cli.modules import Loaded
-from gpuir.cli.output import emit, layout, warn
+from gpuir.cli.output import warn
 
 if TYPE_CHECKING:
-    from gpuir.backends.terminal import Page
+    from gpuir.report.table import Part
     from gpuir.targets.profile import Host, Profile
 
 
 @click.command()
 @click.argument("name", required=False)
+@options.formats()
 @options.width
 @options.output
 @options.load_modules
-def command(name: str | None, width: int | None, output: str | None, loaded: Loaded) -> None:
+def command(
+    name: str | None, format: str, width: int | None, output: str | None, loaded: Loaded
+) -> None:
     """List software stacks, or show one: passes, numbers, sources.
 
     \b
@@ -30,17 +33,18 @@ def command(name: str | None, width: int | None, output: str | None, loaded: Loa
     gpuir profiles eager
     """
     import gpuir
-    from gpuir.backends.terminal import Page
+    from gpuir.cli.specs import show_specs, spec_fields, spec_parts
 
-    shape = layout(width, output)
-    page = Page(shape.width, shape.color)
-    if name is not None:
-        show_one(gpuir.load_profile(loaded.profile(name)), page)
-    else:
-        found = {p.name: p for p in installed()}
-        found |= {p.name: p for p in map(gpuir.load_profile, map(loaded.profile, loaded.profiles))}
-        show_all(list(found.values()), page)
-    emit(page.text(), output)
+    asked = (name,) if name else loaded.profiles
+    found = {} if name else {p.name: p for p in installed()}
+    found |= {p.name: p for p in map(gpuir.load_profile, map(loaded.profile, asked))}
+    profiles = list(found.values())
+    show_specs(
+        "profiles",
+        lambda: [{"name": p.name, "fields": spec_fields(p.name, p.rows())} for p in profiles],
+        spec_parts(profiles[0].rows()) if name else parts_of_all(profiles),
+        (format, width, output),
+    )
 
 
 def installed() -> Iterator[Profile]:
@@ -55,8 +59,8 @@ def installed() -> Iterator[Profile]:
             warn(str(error))
 
 
-def show_all(profiles: list[Profile], page: Page) -> None:
-    from gpuir.report.table import Column, Table
+def parts_of_all(profiles: Sequence[Profile]) -> Iterator[Part]:
+    from gpuir.report.table import Column, Notes, Table
 
     columns = (
         Column("name", value="name"),
@@ -65,10 +69,12 @@ def show_all(profiles: list[Profile], page: Page) -> None:
         Column("a call", "s", value=lambda p: each_s(p.host)[1] or None),
         Column("stack", value="title"),
     )
-    page.part(Table(profiles, columns))
-    page.line()
-    page.line("an op: what the host takes for one pointwise kernel; a call: once, before the first")
-    page.line("`gpuir profiles NAME` has the passes, every number, and where it comes from")
+    yield Table(profiles, columns)
+    lines = (
+        "an op: what the host takes for one pointwise kernel; a call: once, before the first",
+        "`gpuir profiles NAME` has the passes, every number, and where it comes from",
+    )
+    yield Notes([("", text) for text in lines], 0)
 
 
 def each_s(host: Host) -> tuple[float, float]:
@@ -78,9 +84,3 @@ def each_s(host: Host) -> tuple[float, float]:
         return 0.0, host.call_s + host.launch_s
     op = host.between_s + host.before.get("map", host.before_s) + host.launch_s + host.after_s
     return op, host.call_s
-
-
-def show_one(p: Profile, page: Page) -> None:
-    from gpuir.cli.targets import show_rows
-
-    show_rows(p.rows(), page)

@@ -345,7 +345,7 @@ def test_targets():
 
 def test_a_doubtful_number_fails_the_check(folder: Path):
     text = run("targets", "l4", "--check", "--set", "dram.bytes_per_s=500e9", status=1).stdout
-    assert "doubtful   dram.bytes_per_s: 500.0 GB/s, recomputed 300.0 GB/s" in text
+    assert re.search(r"doubtful +dram.bytes_per_s +500.0 GB/s +300.0 GB/s", text)
 
 
 def test_a_spec_to_start_from(folder: Path):
