@@ -60,6 +60,12 @@ class Analysis(Asked):
     def command(self) -> str:
         return self.line("analyze", {"target": self.target})
 
+    @property
+    def call(self) -> str:
+        given = {"profile": self.profile, "tf32": self.tf32, **self.options}
+        words = "".join(f", {n}={value!r}" for n, value in given.items() if value is not None)
+        return f"gpuir.analyze({self.model!r}, {self.target!r}{words})"
+
 
 @dataclass(frozen=True)
 class Simulation(Asked):

@@ -387,9 +387,10 @@ def function_of(name: str, train: bool) -> str:
 
 def images(name: str, train: bool, batch: int = 1) -> Any:
     """A model of images and its arguments; in training with the loss of classes, the detector with
-    its own."""
+    its own. Nothing reads its weights, and none are drawn: memory is taken where it is written."""
     import torch
     from torch import nn
+    from transformers.initialization import no_init_weights
 
     class Trained(nn.Module):
         def __init__(self, net: Any) -> None:
@@ -402,7 +403,8 @@ def images(name: str, train: bool, batch: int = 1) -> Any:
     model = MODELS[name]
     assert model.build is not None
     shape = model.shape
-    net: Any = model.build(train)
+    with no_init_weights():
+        net: Any = model.build(train)
     args: tuple[Any, ...] = ()
     if train and name == "ssd-resnet34":
         places, shape = mig_models.boxes(_SIDE), (3, _SIDE, _SIDE)
