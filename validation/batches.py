@@ -18,7 +18,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from gpuir.cli.commands import ScoredRow
+from gpuir.cli.exam import ScoredRow
 from gpuir.files import read_json
 from gpuir.fit.columns import Floats, TableFile, count_of
 from gpuir.fit.score import ALL, GroupScores, Score, ScoredRows, row_errors

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-import json
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 import numpy as np
 
-from gpuir.cli import commands, options
-from gpuir.cli.output import check_ahead, emit, layout, note, write
+from gpuir.backends.scores import ERRORS, INSIDE, SCHEMA, left_out, number
+from gpuir.cli.exam import FILES, ExamOutput, ScoredRow, commands_report
+from gpuir.cli.output import check_ahead, note, write
+from gpuir.cli.request import ask, held, option, request
+from gpuir.report.table import Column, Heading, Notes, Part, Report, Table, fields
 
 if TYPE_CHECKING:
-    from gpuir.backends.terminal import Page, Terminal
     from gpuir.cost.kriging import Field
     from gpuir.fit.collectives import CollectiveSeries, CollectiveTable, Picked
 
@@ -145,7 +145,7 @@ def run(protocol: str, series: Sequence[CollectiveSeries], field: Field) -> list
 DTYPES = {8: "i8", 16: "bf16", 32: "f32", 64: "f64"}
 
 
-def rows(picked: Sequence[Picked]) -> Iterator[commands.ScoredRow]:
+def rows(picked: Sequence[Picked]) -> Iterator[ScoredRow]:
     """Each row's time with its call."""
     from gpuir.fit.collectives import BITS, OPS
 
@@ -156,7 +156,7 @@ def rows(picked: Sequence[Picked]) -> Iterator[commands.ScoredRow]:
         words = ", ".join(f"{name}={value!r}" for name, value in given.items() if value)
         for nbytes, time_s in zip(s.nbytes.tolist(), times.tolist(), strict=True):
             what = f"{OPS[s.op]!r}, {nbytes!r}, {s.target!r}, {int(s.group.ranks)}, {words}"
-            yield commands.ScoredRow(time_s, "s", f"gpuir.collective({what}).time_s")
+            yield ScoredRow(time_s, "s", f"gpuir.collective({what}).time_s")
 
 
 FAMILIAR = {"sizes": "size", "ranks": "ranks", "systems": "system"}
@@ -178,30 +178,38 @@ def fitted(series: Sequence[CollectiveSeries], out: Path) -> None:
 # ---- writing ----------------------------------------------------------------------------------
 
 
-def json_text(tables: Sequence[CollectiveTable], scores: Mapping[str, Sequence[Scored]]) -> str:
-    """`{"schema", "kind": "collectives", "rows": [...], ...}`: docs/validation/data.md."""
-    from gpuir.backends.scores import SCHEMA
+COLUMNS = (
+    *fields("protocol file op system target library mode nodes band n"),
+    *ERRORS,
+    INSIDE,
+    *fields("steady_n steady_mape"),
+)
+
+
+def scores_report(
+    tables: Sequence[CollectiveTable], scores: Mapping[str, Sequence[Scored]]
+) -> Report:
+    """Errors by system and by collective. Programs have them by both, mode, nodes and sizes."""
     from gpuir.cost.collective import BY
 
-    rows = [_plain(vars(e)) for p, some in scores.items() for e in groups(p, some)]
     files = [
-        {
-            "file": t.file,
-            "rows": t.count,
-            "scored": sum(len(s.nbytes) for s in t.series),
-            "skipped": dict(t.skipped),
-        }
+        {"file": t.file, "rows": t.count, "scored": _scored(t), "skipped": t.skipped}
         for t in tables
     ]
-    head = {"schema": SCHEMA, "kind": "collectives", "predictor": BY}
-    return json.dumps({**head, "rows": rows, "files": files}, indent=1, allow_nan=False) + "\n"
+    return Report(
+        SCHEMA,
+        lambda: _parts(tables, scores),
+        lambda: {
+            "kind": "collectives",
+            "predictor": BY,
+            "rows": Table([e for p, some in scores.items() for e in groups(p, some)], COLUMNS),
+            "files": files,
+        },
+    )
 
 
-def _plain(row: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        n: (None if math.isnan(v) else float(f"{v:.6g}")) if isinstance(v, float) else v
-        for n, v in row.items()
-    }
+def _scored(table: CollectiveTable) -> int:
+    return sum(len(s.nbytes) for s in table.series)
 
 
 LEGEND = (
@@ -212,29 +220,25 @@ LEGEND = (
 )
 
 
-def report(
-    tables: Sequence[CollectiveTable], scores: Mapping[str, Sequence[Scored]], layout: Terminal
-) -> str:
-    from gpuir.backends.terminal import Page
-
-    page = Page(layout.width, layout.color)
-    page.wrapped("", LEGEND, 0)
+def _parts(
+    tables: Sequence[CollectiveTable], scores: Mapping[str, Sequence[Scored]]
+) -> Iterator[Part]:
+    yield Notes([("", LEGEND)], 0)
     for protocol, rows in scores.items():
         goal = f" (goal: {GOALS[protocol]} %)" if protocol in GOALS else ""
-        page.line()
-        page.heading(TITLES[protocol] + goal)
-        _table(page, "system", rows, lambda r: (_system(r), r.series.curve.library))
-        page.line()
-        _table(page, "collective", rows, lambda r: (r.series.curve.op, r.series.curve.mode))
-    page.line()
-    for table in tables:
-        read = sum(len(s.nbytes) for s in table.series)
-        page.line(f"{table.file}: {read:,} of {table.count:,} rows")
-        for reason, count in sorted(table.skipped.items()):
-            page.wrapped("skipped", f"{count} row{'s' * (count != 1)}: {reason}")
+        yield Heading(TITLES[protocol] + goal)
+        yield _table(("system", "library"), rows, lambda r: (_system(r), r.series.curve.library))
+        yield _table(
+            ("collective", "mode"), rows, lambda r: (r.series.curve.op, r.series.curve.mode)
+        )
+    for t in tables:
+        yield Heading(f"{t.file}: {_scored(t):,} of {t.count:,} rows")
+        if t.skipped:
+            yield left_out(t.skipped)
     if set(scores) == {"shipped"}:
-        page.wrapped("", "Fits without what is scored: --unseen sizes, ranks, systems or all.", 0)
-    return page.text()
+        yield Notes(
+            [("", "Fits without what is scored: --unseen sizes, ranks, systems or all.")], 0
+        )
 
 
 def _system(r: Scored) -> str:
@@ -242,61 +246,72 @@ def _system(r: Scored) -> str:
     return r.series.system + (f", {nodes} nodes" if nodes > 1 else "")
 
 
+class ByBand(NamedTuple):
+    """Errors of rows in all sizes, and by band."""
+
+    key: tuple[str, str]
+    every: Errors | None
+    bands: tuple[float | None, ...]
+
+    @classmethod
+    def of(cls, key: tuple[str, str], some: Sequence[Scored]) -> ByBand:
+        every, *bands = (_errors("", ("",) * 6 + (1,), some, b) for b in (None, 0, 1, 2, 3))
+        return cls(key, every, tuple(e and e.mape for e in bands))
+
+
 def _table(
-    page: Page, what: str, rows: Sequence[Scored], by: Callable[[Scored], tuple[str, str]]
-) -> None:
-    second = "library" if what == "system" else "mode"
-    columns = [(what, False), (second, False), ("rows", True), ("mean", True), ("median", True)]
-    columns += [("bias", True), *((b, True) for b in BAND_NAMES)]
-    columns += [("inside", True), ("steady", True)]
+    titles: tuple[str, str], rows: Sequence[Scored], by: Callable[[Scored], tuple[str, str]]
+) -> Table:
     found: dict[tuple[str, str], list[Scored]] = {}
     for r in rows:
         found.setdefault(by(r), []).append(r)
-    lines: list[tuple[str, ...]] = []
-    alone: list[list[float]] = []
-    for key, some in sorted(found.items()):
-        lines.append((*key, *_cells(some)))
-        if what == "system" and "nodes" not in key[0]:
-            bands = [_errors("", ("",) * 6 + (1,), some, b) for b in (None, 0, 1, 2, 3)]
-            alone.append([e.mape if e else math.nan for e in bands])
-    if lines:
-        lines.append(("all rows", "", *_cells(rows)))
-    if alone:
-        known = [[x for x in c if not math.isnan(x)] for c in zip(*alone, strict=True)]
-        text = [f"{np.mean(c):.1f}" if c else "-" for c in known]
-        lines.append(("systems' mean, one node", "", "", text[0], "", "", *text[1:], "", ""))
-    page.table(columns, lines)
+    lines = [ByBand.of(key, some) for key, some in sorted(found.items())]
+    alone = [x for x in lines if titles[0] == "system" and "nodes" not in x.key[0]]
+    lines += [ByBand.of(("all rows", ""), rows)] if rows else []
+    more = [f"mean of the systems of one node: {_mean(alone)}"] if alone else []
 
+    def of(title: str, name: str, form: str = ".1f", drop: int = 0) -> Column:
+        return number(title, lambda x: x.every and getattr(x.every, name), form=form, drop=drop)
 
-def _cells(some: Sequence[Scored]) -> tuple[str, ...]:
-    every = [_errors("", ("",) * 6 + (1,), some, b) for b in (None, 0, 1, 2, 3)]
-    e = every[0]
-    if e is None:
-        return ("0",) + ("-",) * 9
-    return (
-        *(f"{e.n:,}", f"{e.mape:.1f}", f"{e.median_ape:.1f}", f"{e.bias:+.1f}"),
-        *(f"{b.mape:.1f}" if b else "-" for b in every[1:]),
-        f"{e.coverage:.0f} %",
-        "-" if e.steady_mape is None else f"{e.steady_mape:.1f}",
+    return Table(
+        lines,
+        (
+            *(Column(title, value=lambda x, i=i: x.key[i]) for i, title in enumerate(titles)),
+            of("rows", "n", ","),
+            of("mean", "mape"),
+            of("median", "median_ape", drop=2),
+            of("bias", "bias", "+.1f"),
+            *(number(b, lambda x, i=i: x.bands[i], drop=3 + i) for i, b in enumerate(BAND_NAMES)),
+            of("inside", "coverage", ".0f"),
+            of("steady", "steady_mape", drop=1),
+        ),
+        more=tuple(more),
     )
 
 
-@click.command()
-@click.argument("files", nargs=-1, type=click.Path())
-@click.option("--json", "json_path", type=click.Path(), help="Write the scores here as JSON.")
-@commands.option
-@click.option(
-    "--unseen",
-    multiple=True,
-    type=click.Choice([*PROTOCOLS, "all"]),
-    help="Fit without some rows, and score these: each may take minutes.",
-)
-@click.option(
-    "--fit", "weights", type=click.Path(path_type=Path), help="Fit, and write the weights here."
-)
-@options.width
-@options.output
-def collectives(files: tuple[str, ...], **given: Any) -> None:
+def _mean(alone: Sequence[ByBand]) -> str:
+    """Of each system alike, in all sizes and by band."""
+    columns = zip(*((x.every and x.every.mape, *x.bands) for x in alone), strict=True)
+    known = [[n for n in c if n is not None] for c in columns]
+    every, *bands = (f"{np.mean(c):.1f}" if c else "-" for c in known)
+    named = (f"{text} {name}" for name, text in zip(BAND_NAMES, bands, strict=True))
+    return f"{every}; {', '.join(named)}"
+
+
+@dataclass(frozen=True)
+class Collectives:
+    files: tuple[str, ...] = ask(FILES)
+    unseen: tuple[str, ...] = option(
+        "Fit without some rows, and score these: each may take minutes.",
+        multiple=True,
+        type=click.Choice([*PROTOCOLS, "all"]),
+    )
+    fit: Path | None = option("Fit, and write the weights here.", type=click.Path(path_type=Path))
+    shown: ExamOutput = held(ExamOutput)
+
+
+@request(Collectives)
+def collectives(asked: Collectives) -> None:
     """Collectives: FILES are tables of measured times, by size and number of ranks.
 
     \b
@@ -309,26 +324,21 @@ def collectives(files: tuple[str, ...], **given: Any) -> None:
     from gpuir.fit.collectives import read
     from gpuir.ir.errors import UsageError
 
-    if not files:
-        raise UsageError("no table is given", fix="gpuir eval collectives FILE...")
-    check_ahead(given["json_path"])
-    tables = [read(path) for path in dict.fromkeys(files)]
+    asked.shown.check()
+    tables = [read(path) for path in dict.fromkeys(asked.files)]
     series = [s for t in tables for s in t.series]
-    if given["weights"]:
-        check_ahead(str(given["weights"]))
+    if asked.fit:
+        check_ahead(str(asked.fit))
         if not series:
-            raise UsageError("no row to fit to", where=", ".join(files))
-        fitted(series, given["weights"])
-        return None
-    asked = PROTOCOLS if "all" in given["unseen"] else dict.fromkeys(given["unseen"])
+            raise UsageError("no row to fit to", where=", ".join(asked.files))
+        return fitted(series, asked.fit)
     field = weights()
-    if given["commands"]:
-        return emit(commands.report(rows(run("shipped", series, field))), given["output"])
+    if asked.shown.commands:
+        given = rows(run("shipped", series, field))
+        return asked.shown.show(commands_report("collectives", given))
     scores: dict[str, list[Scored]] = {}
-    for protocol in ("shipped", *asked):
+    unseen = PROTOCOLS if "all" in asked.unseen else dict.fromkeys(asked.unseen)
+    for protocol in ("shipped", *unseen):
         found = run(protocol, series, field)
         scores[protocol] = scored(found, field, FAMILIAR.get(protocol, ""))
-    if given["json_path"]:
-        emit(json_text(tables, scores), given["json_path"])
-    if given["json_path"] != "-":
-        emit(report(tables, scores, layout(given["width"], given["output"])), given["output"])
+    return asked.shown.show(scores_report(tables, scores))

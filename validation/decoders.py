@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from gpuir.fit.score import GroupScores
     from gpuir.fit.tables import MeasuredTable
     from gpuir.ir.graph import Graph
+    from gpuir.report.table import Report
     from gpuir.targets.target import Target
 
 # Columns that tell such a table → what evaluates it.
@@ -57,38 +58,21 @@ def evaluate(path: str | Path, unseen: str | None = None) -> tuple[MeasuredTable
     return kind(path, unseen)
 
 
-def show(
-    path: str,
-    *,
-    json_path: str | None,
-    output: str | None,
-    width: int | None,
-    unseen: str | None,
-    commands: bool,
-    **others: object,
-) -> None:
-    """The scores of a table, or its commands, to where a command's options say. UsageError for an
-    option that is of other tables."""
+def report(path: str, unseen: str | None = None, commands: bool = False) -> Report:
+    """The scores of a table, or its commands."""
     from gpuir.backends.scores import scores_report
-    from gpuir.cli.eval import show_scores
     from gpuir.cost.tile import BY
 
-    if given := [name for name, value in others.items() if value]:
-        raise UsageError(
-            f"--{given[0]} is for labels of whole models", where=path, fix="leave it out"
-        )
     if commands:
-        return _commands(path, output)
+        return _commands(path)
     table, errors = evaluate(path, unseen)
     head = {"kind": "models", "predictor": BY, "calibrated_rows": None}
     head |= {"left_out": "device" if unseen else None, "seed": None}
-    given = {"json_path": json_path, "output": output, "width": width, "format": "text"}
-    show_scores(scores_report([table], errors, head), given)
+    return scores_report([table], errors, head)
 
 
-def _commands(path: str, output: str | None) -> None:
-    from gpuir.cli import commands
-    from gpuir.cli.output import emit
+def _commands(path: str) -> Report:
+    from gpuir.cli.exam import commands_report
     from validation import batches
 
     if _kind(path) is not _batches:
@@ -99,7 +83,7 @@ def _commands(path: str, output: str | None) -> None:
             fix="leave out --commands",
         )
     found = batches.forecast(batches.read(path).cases, note)
-    emit(commands.report(row for f in found for row in f.rows), output)
+    return commands_report("models", (row for f in found for row in f.rows))
 
 
 def _layers(path: str | Path, unseen: str | None) -> tuple[MeasuredTable, GroupScores]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -10,14 +9,17 @@ from functools import cache, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import click
 import numpy as np
 
-from gpuir.cli import commands, options
-from gpuir.cli.output import check_ahead, emit, layout, note
+from gpuir.backends.scores import ERRORS, INSIDE, SCHEMA, left_out, number
+from gpuir.cli.exam import FILES, ExamOutput, ScoredRow, commands_report
+from gpuir.cli.output import note
+from gpuir.cli.request import ask, held, option, request
+from gpuir.report.table import Column, Heading, Notes, Part, Report, fields
+from gpuir.report.table import Table as Rows
+from gpuir.report.units import quantity
 
 if TYPE_CHECKING:
-    from gpuir.backends.terminal import Page, Terminal
     from gpuir.ir.graph import Graph
     from gpuir.targets.profile import Profile
     from validation.sharded import Forecast
@@ -265,17 +267,17 @@ def models_of(path: str, models: str | None) -> Path:
     return found
 
 
-ALONE = "an iteration in parts that begin on an idle device: validation/dlrm.py alone has them"
+ALONE = "each part of an iteration begins on an idle GPU, under a host that is made here"
 
 
-def rows(table: Table | Steps) -> Iterator[commands.ScoredRow]:
+def rows(table: Table | Steps) -> Iterator[ScoredRow]:
     """What gives each number, where a command does."""
     if isinstance(table, Steps):
         for f in table.forecasts:
             yield from f.rows
         return
     for r in table.results:
-        yield commands.ScoredRow(r.time_s, "s", "", ALONE)
+        yield ScoredRow(r.time_s, "s", "", ALONE)
 
 
 # ---- scoring -----------------------------------------------------------------------------------
@@ -339,60 +341,6 @@ def _errors(
 
 # ---- writing -----------------------------------------------------------------------------------
 
-
-def json_text(found: Sequence[Table | Steps]) -> str:
-    """`{"schema", "kind": "dlrm", "rows": [...], "cases": [...], "files": [...]}`; README.md."""
-    from gpuir.backends.scores import SCHEMA
-    from gpuir.cost.tile import BY
-
-    tables = [t for t in found if isinstance(t, Table)]
-    published = [t for t in found if isinstance(t, Steps)]
-    rows = [_rounded(vars(e)) | {"dtype": "fp32"} for t in tables for e in scores(t)]
-    rows += [_rounded(vars(e)) | {"dtype": "all"} for t in published for e in step_scores(t)]
-    cases = [_case(t.file, r) for t in tables for r in t.results]
-    cases += [_step(t.file, f) for t in published for f in t.forecasts]
-    files = [
-        {"file": t.file, "scored": count, "skipped": dict(t.skipped)}
-        for t in found
-        for count in (len(t.results if isinstance(t, Table) else t.forecasts),)
-    ]
-    head = {"schema": SCHEMA, "kind": "dlrm", "predictor": BY}
-    text = {**head, "rows": rows, "cases": cases, "files": files}
-    return json.dumps(text, indent=1, allow_nan=False) + "\n"
-
-
-def _case(file: str, r: Result) -> dict[str, Any]:
-    c = r.case
-    numbers = {
-        "measured_s": c.measured_s,
-        "predicted_s": r.time_s,
-        "error": r.error,
-        "measured_active_s": c.active_s,
-        "predicted_active_s": r.active_s,
-        "active_error": r.active_error,
-        "published_error": c.published,
-        "published_active_error": c.published_active,
-    }
-    place = {"file": file, "device": c.gpu, "target": c.target, "model": c.model, "batch": c.batch}
-    between = None if r.interval is None else [float(f"{x:.6g}") for x in r.interval]
-    return place | _rounded(numbers) | {"interval_s": between, "launches": r.launches}
-
-
-def _step(file: str, f: Forecast) -> dict[str, Any]:
-    run = f.run
-    place = {"file": file, "device": run.target, "target": run.target, "model": run.model}
-    numbers = {"measured_s": run.measured_s, "predicted_s": f.time_s, "error": f.error}
-    more = {"batch": run.batch, "gpus": run.gpus, "dtype": run.dtype, "parts": _rounded(f.parts)}
-    return place | more | _rounded(numbers)
-
-
-def _rounded(numbers: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        n: (None if math.isnan(v) else float(f"{v:.6g}")) if isinstance(v, float) else v
-        for n, v in numbers.items()
-    }
-
-
 LEGEND = (
     "Errors in percent of the measurement, positive where too slow is predicted; active: kernels"
     " and copies alone; theirs: of the published model, which takes traces of the very run. gmean:"
@@ -400,58 +348,61 @@ LEGEND = (
 )
 
 
-def report(tables: Sequence[Table | Steps], layout: Terminal) -> str:
-    from gpuir.backends.terminal import Page
+def report(tables: Sequence[Table | Steps]) -> Report:
+    """Each case, and errors of cases together, which programs have a row each of."""
 
-    page = Page(layout.width, layout.color)
-    for i, table in enumerate(tables):
-        if i:
-            page.line()
-        if isinstance(table, Steps):
-            _steps(page, table)
-            continue
-        page.heading(f"{table.file}: {len(table.results)} training iterations")
-        if table.results:
-            page.wrapped("", LEGEND, 0)
-            page.line()
-            _cases(page, table)
-            page.line()
-            _groups(page, scores(table))
-        for reason, count in sorted(table.skipped.items()):
-            page.wrapped("skipped", f"{count} line{'s' * (count != 1)}: {reason}")
-        for model in dict.fromkeys(r.case.model for r in table.results):
-            if model in assumed():
-                page.wrapped("assumed", f"{model}: {assumed()[model]}")
-    return page.text()
+    def parts() -> Iterator[Part]:
+        for t in tables:
+            yield from _steps(t) if isinstance(t, Steps) else _iterations(t)
+            if t.skipped:
+                yield left_out(t.skipped)
+
+    def found() -> dict[str, Any]:
+        from gpuir.cost.tile import BY
+
+        cases = [
+            {"file": t.file, **row}
+            for t in tables
+            for row in (_published(t) if isinstance(t, Steps) else _cases(t)).records()
+        ]
+        files = [{"file": t.file, "scored": len(_of(t)), "skipped": t.skipped} for t in tables]
+        groups = [e for t in tables for e in _scores(t)]
+        head = {"kind": "dlrm", "predictor": BY}
+        return {**head, "rows": Rows(groups, COLUMNS_OF_ERRORS), "cases": cases, "files": files}
+
+    return Report(SCHEMA, parts, found)
 
 
-def _steps(page: Page, steps: Steps) -> None:
-    from validation.sharded import in_order
+def _of(t: Table | Steps) -> Sequence[Any]:
+    return t.forecasts if isinstance(t, Steps) else t.results
 
-    page.heading(f"{steps.file}: {len(steps.forecasts)} published steps, tables over GPUs")
-    columns = [("model", False), ("gpu", False), ("gpus", True), ("dtype", False)]
-    columns += [("measured", True), ("predicted", True), ("error", True), ("largest parts", False)]
-    rows = [
-        (
-            *(f.run.model, f.run.target, str(f.run.gpus), f.run.dtype),
-            *(_ms(f.run.measured_s), _ms(f.time_s), f"{f.error:+.1f}"),
-            ", ".join(
-                f"{name} {_ms(s)}" for name, s in sorted(f.parts.items(), key=lambda x: -x[1])[:3]
-            ),
-        )
-        for f in steps.forecasts
-    ]
-    page.table(columns, rows)
-    page.line()
-    _groups(page, step_scores(steps))
-    right, pairs = in_order(steps.forecasts)
-    page.line()
-    page.wrapped(
-        "in order",
-        f"{right} of {pairs} pairs of runs of one model and dtype that lie 5 % apart at least",
-    )
-    for reason, count in sorted(steps.skipped.items()):
-        page.wrapped("skipped", f"{count} line{'s' * (count != 1)}: {reason}")
+
+def _scores(t: Table | Steps) -> list[Errors]:
+    return step_scores(t) if isinstance(t, Steps) else scores(t)
+
+
+COLUMNS_OF_ERRORS = (
+    *fields("file"),
+    Column("what", field="op"),
+    Column("gpu", field="device"),
+    *fields("target"),
+    number("cases", field="n", form=","),
+    number("gmean", field="gmape"),
+    *ERRORS,
+    INSIDE,
+    number("theirs, mean", field="published_mape"),
+)
+
+
+def _iterations(table: Table) -> Iterator[Part]:
+    yield Heading(f"{table.file}: {len(table.results)} training iterations")
+    if table.results:
+        yield Notes([("", LEGEND)], 0)
+        yield _cases(table)
+        yield Rows(scores(table), COLUMNS_OF_ERRORS)
+    built = dict.fromkeys(r.case.model for r in table.results)
+    if lines := [("assumed", f"{m}: {assumed()[m]}") for m in built if m in assumed()]:
+        yield Notes(lines)
 
 
 def assumed() -> Mapping[str, str]:
@@ -460,56 +411,70 @@ def assumed() -> Mapping[str, str]:
     return ASSUMED
 
 
-def _cases(page: Page, table: Table) -> None:
-    columns = [("gpu", False), ("model", False), ("batch", True), ("measured", True)]
-    columns += [("predicted", True), ("error", True), ("theirs", True), ("inside", False)]
-    columns += [("active", True), ("predicted", True), ("error", True), ("theirs", True)]
-    rows = [
+def _cases(table: Table) -> Rows:
+    return Rows(
+        table.results,
         (
-            *(r.case.gpu, r.case.model, str(r.case.batch)),
-            *(_ms(r.case.measured_s), _ms(r.time_s), f"{r.error:+.1f}"),
-            *(_signed(r.case.published), "yes" if r.is_inside else "no"),
-            *(_ms(r.case.active_s), _ms(r.active_s), _signed(r.active_error)),
-            _signed(r.case.published_active),
-        )
-        for r in table.results
-    ]
-    page.table(columns, rows)
+            Column("gpu", "", "device", "case.gpu"),
+            *fields("target", "case"),
+            Column("model", "", "model", "case.model"),
+            Column("batch", "count", "batch", "case.batch"),
+            Column("measured", "s", "measured_s", "case.measured_s"),
+            Column("predicted", "s", "predicted_s", "time_s"),
+            number("error", field="error", form="+.1f"),
+            number("theirs", "case.published", field="published_error", form="+.1f"),
+            Column("inside", "", "inside", "is_inside", lambda r: "yes" if r.is_inside else "no"),
+            Column("active", "s", "measured_active_s", "case.active_s"),
+            Column("predicted", "s", "predicted_active_s", "active_s"),
+            number("error", field="active_error", form="+.1f"),
+            number("theirs", "case.published_active", field="published_active_error", form="+.1f"),
+            Column(field="interval_s", value="interval"),
+            *fields("launches"),
+        ),
+    )
 
 
-def _groups(page: Page, groups: Sequence[Errors]) -> None:
-    columns = [("what", False), ("gpu", False), ("cases", True), ("gmean", True), ("mean", True)]
-    columns += [("median", True), ("bias", True), ("inside", True), ("theirs, mean", True)]
-    rows = [
+def _steps(steps: Steps) -> Iterator[Part]:
+    from validation.sharded import in_order
+
+    yield Heading(f"{steps.file}: {len(steps.forecasts)} published steps, tables over GPUs")
+    yield _published(steps)
+    yield Rows(step_scores(steps), COLUMNS_OF_ERRORS)
+    right, pairs = in_order(steps.forecasts)
+    of = f"{right} of {pairs} pairs of runs of one model and dtype that lie 5 % apart at least"
+    yield Notes([("in order", of)])
+
+
+def _published(steps: Steps) -> Rows:
+    def largest(f: Forecast) -> str:
+        some = sorted(f.parts.items(), key=lambda x: -x[1])[:3]
+        return ", ".join(f"{name} {quantity(s, 's')}" for name, s in some)
+
+    return Rows(
+        steps.forecasts,
         (
-            *(e.op, e.device, str(e.n), f"{e.gmape:.1f}", f"{e.mape:.1f}"),
-            *(f"{e.median_ape:.1f}", f"{e.bias:+.1f}"),
-            "-" if e.coverage is None else f"{e.coverage:.0f} %",
-            "-" if e.published_mape is None else f"{e.published_mape:.1f}",
-        )
-        for e in groups
-    ]
-    page.table(columns, rows)
+            Column("model", "", "model", "run.model"),
+            Column("gpu", "", "target", "run.target"),
+            Column("gpus", "count", "gpus", "run.gpus"),
+            Column("dtype", "", "dtype", "run.dtype"),
+            *fields("batch", "run"),
+            Column("measured", "s", "measured_s", "run.measured_s"),
+            Column("predicted", "s", "predicted_s", "time_s"),
+            number("error", field="error", form="+.1f"),
+            Column("largest parts", "", "parts", text=largest),
+        ),
+    )
 
 
-def _ms(seconds: float) -> str:
-    return "-" if math.isnan(seconds) else f"{seconds * 1e3:.2f} ms"
+@dataclass(frozen=True)
+class Dlrm:
+    files: tuple[str, ...] = ask(FILES)
+    models: str | None = option(f"Models of sharded steps.  [{MODELS_FILE} beside them]")
+    shown: ExamOutput = held(ExamOutput)
 
 
-def _signed(percent: float) -> str:
-    return "-" if math.isnan(percent) else f"{percent:+.1f}"
-
-
-@click.command()
-@click.argument("files", nargs=-1, type=click.Path())
-@click.option(
-    "--models", type=click.Path(), help=f"Models of sharded steps.  [{MODELS_FILE} beside them]"
-)
-@click.option("--json", "json_path", type=click.Path(), help="Write the scores here as JSON.")
-@commands.option
-@options.width
-@options.output
-def dlrm(files: tuple[str, ...], **given: Any) -> None:
+@request(Dlrm)
+def dlrm(asked: Dlrm) -> None:
     """Training of recommenders: FILES are tables of iterations on one GPU, or of steps with their
     embeddings over many.
 
@@ -520,21 +485,14 @@ def dlrm(files: tuple[str, ...], **given: Any) -> None:
     gpuir eval dlrm dlrm_e2e.csv
     gpuir eval dlrm dlrm_e2e.csv embedding_sharding.csv --json -
     """
-    from gpuir.ir.errors import UsageError
     from validation import sharded
 
-    if not files:
-        raise UsageError("no table is given", fix="gpuir eval dlrm FILE...")
-    check_ahead(given["json_path"])
-    for path in files:
+    asked.shown.check()
+    for path in asked.files:
         if sharded.are_in(path):
-            sharded.read(path, sharded.read_models(models_of(path, given["models"])))
+            sharded.read(path, sharded.read_models(models_of(path, asked.models)))
         else:
             read(path)
-    tables = evaluate(dict.fromkeys(files), given["models"])
-    if given["commands"]:
-        return emit(commands.report(row for t in tables for row in rows(t)), given["output"])
-    if given["json_path"]:
-        emit(json_text(tables), given["json_path"])
-    if given["json_path"] != "-":
-        emit(report(tables, layout(given["width"], given["output"])), given["output"])
+    tables = evaluate(dict.fromkeys(asked.files), asked.models)
+    given = (row for t in tables for row in rows(t))
+    asked.shown.show(commands_report("dlrm", given) if asked.shown.commands else report(tables))

@@ -14,15 +14,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import click
 import numpy as np
 
-from gpuir.cli import commands, options
-from gpuir.cli.eval import show_scores
-from gpuir.cli.output import check_ahead, emit, note
+from gpuir.cli.exam import FILES, ExamOutput, commands_report
+from gpuir.cli.exam import ScoredRow as Given
+from gpuir.cli.output import note
+from gpuir.cli.request import ask, held, request
 from gpuir.fit.columns import Floats
 from gpuir.fit.score import ALL, GroupScores, Score, ScoredRows, row_errors
-from gpuir.ir.errors import GpuirError, UsageError
+from gpuir.ir.errors import GpuirError
 from gpuir.report.table import Column, Heading, Notes, Part, Report, Table
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ class Case:
     measured: float
     predicted: float
     apart: str = ""
-    command: str = ""  # that gives it, in seconds
+    given: tuple[str, str] = ("", "")  # the call that gives it, of times in seconds; or why none
 
     @property
     def error(self) -> float:
@@ -153,7 +153,8 @@ def ratio(row: Row, rows: Iterable[Row]) -> Case:
         one = replace(job, batch=int(several[1]) if several else 1)
         slower = slices.seconds(one, target) / slices.seconds(one, gpu)
         op = f"latency, {f'queries of {one.batch}' if several else 'one query'}"
-        return Case(row, op, target, "of the GPU's", row.value / whole, slower)
+        call = _over(slices.given(one, target), slices.given(one, gpu))
+        return Case(row, op, target, "of the GPU's", row.value / whole, slower, given=call)
     if not metric.startswith("throughput"):
         raise NotScored(f"metric {row.metric}: not predicted")
     together = mig_rows.active(row)
@@ -168,7 +169,20 @@ def ratio(row: Row, rows: Iterable[Row]) -> Case:
         others, op = slices.others_w(job.model, target, count - 1), "one instance, others busy"
     share = slices.seconds(job, gpu) / slices.beside(job, target, others)
     of = 1 / row.n_gpus if mig_rows.is_aggregate(row) and row.n_gpus else count
-    return Case(row, op, target, "of the GPU's", of * row.value / whole, count * share)
+    call = _over(slices.given(job, gpu), slices.given(job, target))
+    call = (f"{count} * {call[0]}" if call[0] else "", call[1])
+    call = ("", BESIDE) if others else call
+    measured = of * row.value / whole
+    return Case(row, op, target, "of the GPU's", measured, count * share, given=call)
+
+
+BESIDE = "its neighbours draw power too: no command has instances beside it that want so many watts"
+SHARED = "jobs that share, simulated run by run: `gpuir mig plan` chooses how they share"
+
+
+def _over(a: tuple[str, str], b: tuple[str, str]) -> tuple[str, str]:
+    """The call of a ratio; or nothing, and why."""
+    return ("", a[1] or b[1]) if a[1] or b[1] else (f"{a[0]} / {b[0]}", "")
 
 
 def whole_gpu(row: Row, gpu: str, rows: Iterable[Row]) -> float | None:
@@ -210,7 +224,8 @@ def together(row: Row, rows: Iterable[Row]) -> Case:
         raise mig_rows.NotScored(f"{what}: what is compared with the rest")
     other, known = arranged(reference)
     op = f"{other} over {what}, {row.gpu}"
-    return Case(row, op, mig_rows.target_of(row), "times", 1 / times, known / rate)
+    target, given = mig_rows.target_of(row), ("", SHARED)
+    return Case(row, op, target, "times", 1 / times, known / rate, given=given)
 
 
 def arranged(row: Row) -> tuple[str, float]:
@@ -269,24 +284,24 @@ def absolute(row: Row) -> Case | Fit:
     if count > 1 and mode != "serial":
         time_s = count / _steps_per_s(job, target, count, mode)
         op += f", {count} {AFTER[mode]}"
+        given = "", SHARED
     else:
         time_s = slices.beside(job, target, neighbours(row, job, target))
+        is_alone = time_s == slices.seconds(job, target)
+        given = slices.given(job, target) if is_alone else ("", BESIDE)
     if row.series in NODES:
-        time_s = max(time_s, job.batch * mig_rows.jobs_of_node(row) / NODES[row.series])
+        images_s = job.batch * mig_rows.jobs_of_node(row) / NODES[row.series]
+        time_s = max(time_s, images_s)
+        given = (f"max({given[0]}, {images_s!r})" if given[0] else "", given[1])
     apart = HOST_BOUND if row.quality == HOST_BOUND else ""
-    is_alone = time_s == slices.seconds(job, target) and job.stack != "tensorrt"
-    command = slices.asked(job, target).command if is_alone else ""
-    return Case(row, op, target, "ms", measured_s * 1e3, time_s * 1e3, apart, command)
+    return Case(row, op, target, "ms", measured_s * 1e3, time_s * 1e3, apart, given)
 
 
-def commanded(c: Case) -> commands.ScoredRow:
+def commanded(c: Case) -> Given:
     """What gives a case's number, or why nothing does."""
-    if c.command and not c.op.endswith(SCALED):
-        return commands.ScoredRow(c.predicted * 1e-3, "s", c.command, "reports.0.latency_s")
-    stands = {"ms": "neighbours, a shared GPU, an engine or the node's images count too"}
-    return commands.ScoredRow(
-        c.predicted, c.unit, "", stands.get(c.unit, "a ratio of several runs")
-    )
+    call, why = c.given
+    number, unit = (c.predicted * 1e-3, "s") if c.unit == "ms" else (c.predicted, c.unit)
+    return Given(number, unit, call, why)
 
 
 def neighbours(row: Row, job: Job, target: str) -> tuple[float, ...]:
@@ -423,14 +438,14 @@ def _parts(f: Found) -> Iterator[Part]:
         yield Notes([("room", line) for line in lines])
 
 
-@click.command()
-@click.argument("files", nargs=-1, type=click.Path())
-@click.option("--json", "json_path", type=click.Path(), help="Write the scores here as JSON.")
-@commands.option
-@options.formats()
-@options.width
-@options.output
-def mig(files: tuple[str, ...], **given: Any) -> None:
+@dataclass(frozen=True)
+class MigSlices:
+    files: tuple[str, ...] = ask(FILES)
+    shown: ExamOutput = held(ExamOutput)
+
+
+@request(MigSlices)
+def mig(asked: MigSlices) -> None:
     """MIG slices: FILES are tables of measurements on slices and on the same GPUs whole.
 
     Slices are compared with the whole GPU, and with each other (docs/validation/data.md).
@@ -442,14 +457,11 @@ def mig(files: tuple[str, ...], **given: Any) -> None:
     """
     from validation.mig_rows import read
 
-    if not files:
-        raise UsageError("no table is given", fix="gpuir eval mig FILE...")
-    check_ahead(given["json_path"])
-    paths = list(dict.fromkeys(files))
+    asked.shown.check()
+    paths = list(dict.fromkeys(asked.files))
     for path in paths:
         read(path)
     found = [evaluate(path) for path in paths]
-    if given.pop("commands"):
-        cases = (c for f in found for c in f.cases if not c.op.endswith(SCALED))
-        return emit(commands.report(map(commanded, cases)), given["output"])
-    show_scores(report(found), given)
+    cases = (c for f in found for c in f.cases if not c.op.endswith(SCALED))
+    given = map(commanded, cases)
+    asked.shown.show(commands_report("mig", given) if asked.shown.commands else report(found))

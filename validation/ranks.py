@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 
-from gpuir.cli.commands import ScoredRow
+from gpuir.cli.exam import ScoredRow
 from gpuir.simulate.parallel import Parallel
 from gpuir.simulate.step import Step
 from gpuir.targets.cluster import Cluster, cluster_names, load_cluster

@@ -27,7 +27,7 @@ from math import inf
 from pathlib import Path
 from typing import Any, cast
 
-from gpuir.cli.commands import ScoredRow
+from gpuir.cli.exam import ScoredRow
 from gpuir.files import read_json
 from gpuir.fit.columns import TableFile, count_of
 from gpuir.fit.tables import target_of
@@ -75,7 +75,9 @@ class Forecast:
 
     @property
     def rows(self) -> tuple[ScoredRow, ...]:
-        return ScoredRow(self.time_s, "s", "", "a sum of parts, which follow"), *self.given
+        return ScoredRow(
+            self.time_s, "s", "", "the sum of its parts, which follow: no command has all of them"
+        ), *self.given
 
     @property
     def error(self) -> float:
@@ -191,7 +193,12 @@ def predicted(run: Run, model: Mapping[str, Any]) -> Forecast:
     found["dense"] = dense_s
     apart = sum(found[name] for name in ("dense", "bottom perceptron") if name in found)
     given.append(
-        ScoredRow(apart, "s of its dense layers", "", "validation/sharded.py alone has them")
+        ScoredRow(
+            apart,
+            "s of its dense layers",
+            "",
+            "perceptrons of these widths are modules of PyTorch, which no command takes",
+        )
     )
     if run.gpus > 1:
         found["dense all-reduce"] = collective("all_reduce", gradient_bytes)

@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
-import json
-import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import click
 import numpy as np
 
-from gpuir.cli import commands, options
-from gpuir.cli.output import check_ahead, emit, layout, note
+from gpuir.backends.scores import ERRORS, INSIDE, SCHEMA, left_out, number
+from gpuir.cli.exam import FILES, ExamOutput, commands_report
+from gpuir.cli.output import note
+from gpuir.cli.request import ask, held, option, request
+from gpuir.report.table import Column, Heading, Notes, Part, Report, fields
+from gpuir.report.table import Table as Rows
+from gpuir.report.units import percent
 from validation import runs
 from validation.ranks import is_fitted
 from validation.runs import Run
 
 if TYPE_CHECKING:
-    from gpuir.backends.terminal import Page, Terminal
     from validation.ranks import Forecast
 
 # By what errors are grouped: the name of the group, and of what in it a run is.
@@ -158,123 +160,94 @@ def _errors(file: str, op: str, target: str, some: Sequence[Forecast]) -> Errors
 
 # ---- writing -----------------------------------------------------------------------------------
 
-
-def json_text(tables: Sequence[Table]) -> str:
-    """`{"schema", "kind": "training", "rows": [...], "cases": [...], "files": [...]}`."""
-    from gpuir.backends.scores import SCHEMA
-    from gpuir.cost.tile import BY
-
-    rows = [_rounded(vars(e)) | {"device": e.target} for t in tables for e in scores(t)]
-    cases = [_case(t.file, f) for t in tables for f in t.forecasts]
-    files = [
-        {"file": t.file, "lines": t.lines, "scored": len(t.forecasts), "skipped": dict(t.skipped)}
-        for t in tables
-    ]
-    head = {"schema": SCHEMA, "kind": "training", "predictor": BY}
-    text = {**head, "rows": rows, "cases": cases, "files": files}
-    return json.dumps(text, indent=1, allow_nan=False) + "\n"
-
-
-def _case(file: str, f: Forecast) -> dict[str, Any]:
-    names = "id model task seq target gpus dp tp pp vp cp ep micro batch dtype framework version"
-    run = {n: getattr(f.run, n) for n in names.split()}
-    numbers = {"measured_s": f.run.measured_s, "predicted_s": f.time_s, "error": f.error}
-    return {
-        "file": file,
-        **run,
-        "layout": f.run.layout,
-        **_rounded(numbers),
-        "interval_s": [float(f"{x:.6g}") for x in f.interval],
-        "parts_s": _rounded(f.parts),
-        "assumed": list(f.assumed),
-        "command": f.asked.command,
-    }
-
-
-def _rounded(numbers: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        n: (None if math.isnan(v) else float(f"{v:.6g}")) if isinstance(v, float) else v
-        for n, v in numbers.items()
-    }
-
-
 LEGEND = (
     "Errors in percent of the measured step, positive where too slow is predicted; inside: of the"
     " 80 % interval, which is that of the kernels alone. Lines of one configuration in several"
     " releases are one case."
 )
-
-
-def report(tables: Sequence[Table], layout: Terminal) -> str:
-    from gpuir.backends.terminal import Page
-
-    page = Page(layout.width, layout.color)
-    for i, table in enumerate(tables):
-        if i:
-            page.line()
-        count = len(table.forecasts)
-        page.heading(f"{table.file}: {count} configurations of {table.lines} published runs")
-        if table.forecasts:
-            page.wrapped("", LEGEND, 0)
-            page.line()
-            _cases(page, table)
-            page.line()
-            _groups(page, scores(table))
-        for reason, n in sorted(table.skipped.items()):
-            page.wrapped("left out", f"{n} line{'s' * (n != 1)}: {reason}")
-        said: dict[str, int] = {}
-        for f in table.forecasts:
-            for text in f.assumed:
-                said[text] = said.get(text, 0) + 1
-        for text, n in sorted(said.items()):
-            page.wrapped("assumed", f"of {n}: {text}")
-    return page.text()
-
-
-def _cases(page: Page, table: Table) -> None:
-    columns = [("model", False), ("gpu", False), ("gpus", True), ("layout", False)]
-    columns += [("seq", True), ("micro", True), ("dtype", False), ("measured", True)]
-    columns += [("predicted", True), ("error", True), ("largest parts", False)]
-    rows = [
-        (
-            *(f.run.model, f.run.target, str(f.run.gpus), f.run.layout, str(f.run.seq)),
-            *(str(f.run.micro or "-"), f.run.dtype, f"{f.run.measured_s:.3f} s"),
-            *(f"{f.time_s:.3f} s", f"{f.error:+.1f}"),
-            ", ".join(
-                f"{name} {100 * s / f.time_s:.0f} %"
-                for name, s in sorted(f.parts.items(), key=lambda x: -x[1])[:3]
-            ),
-        )
-        for f in table.forecasts
-    ]
-    page.table(columns, rows)
-
-
-def _groups(page: Page, groups: Sequence[Errors]) -> None:
-    columns = [("runs", False), ("cases", True), ("mean", True), ("median", True)]
-    columns += [("bias", True), ("inside", True)]
-    rows = [
-        (
-            *(e.op, str(e.n), f"{e.mape:.1f}", f"{e.median_ape:.1f}", f"{e.bias:+.1f}"),
-            f"{e.coverage:.0f} %",
-        )
-        for e in groups
-    ]
-    page.table(columns, rows)
-
-
-@click.command()
-@click.argument("files", nargs=-1, type=click.Path())
-@click.option(
-    "--models",
-    type=click.Path(),
-    help=f"Facts of the models.  [{runs.MODELS_FILE} or {CONFIGS_FILE} beside them]",
+GROUPED = (
+    *fields("file"),
+    Column("runs", field="op"),
+    *fields("target"),
+    number("cases", field="n", form=","),
+    *ERRORS,
+    INSIDE,
 )
-@click.option("--json", "json_path", type=click.Path(), help="Write the scores here as JSON.")
-@commands.option
-@options.width
-@options.output
-def training(files: tuple[str, ...], **given: Any) -> None:
+
+
+def report(tables: Sequence[Table]) -> Report:
+    """Each configuration, and errors by group, which programs have a row each of."""
+
+    def found() -> dict[str, Any]:
+        from gpuir.cost.tile import BY
+
+        return {
+            "kind": "training",
+            "predictor": BY,
+            "rows": Rows([e for t in tables for e in scores(t)], GROUPED),
+            "cases": [{"file": t.file, **row} for t in tables for row in _cases(t).records()],
+            "files": [
+                {"file": t.file, "lines": t.lines, "scored": len(t.forecasts)}
+                | {"skipped": t.skipped}
+                for t in tables
+            ],
+        }
+
+    return Report(SCHEMA, lambda: (part for t in tables for part in _parts(t)), found)
+
+
+def _parts(table: Table) -> Iterator[Part]:
+    count = len(table.forecasts)
+    yield Heading(f"{table.file}: {count} configurations of {table.lines} published runs")
+    if table.forecasts:
+        yield Notes([("", LEGEND)], 0)
+        yield _cases(table)
+        yield Rows(scores(table), GROUPED)
+    if table.skipped:
+        yield left_out(table.skipped)
+    said = Counter(text for f in table.forecasts for text in f.assumed)
+    if said:
+        yield Notes([("assumed", f"of {n}: {text}") for text, n in sorted(said.items())])
+
+
+def _cases(table: Table) -> Rows:
+    def largest(f: Forecast) -> str:
+        some = sorted(f.parts.items(), key=lambda x: -x[1])[:3]
+        return ", ".join(f"{name} {percent(s, f.time_s)}" for name, s in some)
+
+    return Rows(
+        table.forecasts,
+        (
+            *fields("id task dp tp pp vp cp ep batch framework version", "run"),
+            Column("model", "", "model", "run.model"),
+            Column("gpu", "", "target", "run.target"),
+            Column("gpus", "count", "gpus", "run.gpus"),
+            Column("layout", "", "layout", "run.layout"),
+            Column("seq", "count", "seq", "run.seq"),
+            Column("micro", "count", "micro", "run.micro", lambda f: str(f.run.micro or "-")),
+            Column("dtype", "", "dtype", "run.dtype"),
+            Column("measured", "s", "measured_s", "run.measured_s", digits=4),
+            Column("predicted", "s", "predicted_s", "time_s", digits=4),
+            number("error", field="error", form="+.1f"),
+            Column("largest parts", "", "parts_s", "parts", largest),
+            Column(field="interval_s", value="interval"),
+            *fields("assumed"),
+            Column(field="command", value="asked.command"),
+        ),
+    )
+
+
+@dataclass(frozen=True)
+class Training:
+    files: tuple[str, ...] = ask(FILES)
+    models: str | None = option(
+        f"Facts of the models.  [{runs.MODELS_FILE} or {CONFIGS_FILE} beside them]"
+    )
+    shown: ExamOutput = held(ExamOutput)
+
+
+@request(Training)
+def training(asked: Training) -> None:
     """Training on many GPUs: FILES are tables of published runs.
 
     Each is built from the facts of its model and laid out as its page says
@@ -287,18 +260,10 @@ def training(files: tuple[str, ...], **given: Any) -> None:
     gpuir eval training model_labels.csv          (the lines of several GPUs)
     gpuir eval training other_models.csv          (BERT)
     """
-    from gpuir.ir.errors import UsageError
-
-    if not files:
-        raise UsageError("no table is given", fix="gpuir eval training FILE...")
-    check_ahead(given["json_path"])
-    for path in dict.fromkeys(files):
-        read(path, given["models"])
-    tables = [evaluate(path, given["models"]) for path in dict.fromkeys(files)]
-    if given["json_path"]:
-        emit(json_text(tables), given["json_path"])
-    if given["commands"]:
-        rows = (f.row for t in tables for f in t.forecasts)
-        emit(commands.report(rows), given["output"])
-    elif given["json_path"] != "-":
-        emit(report(tables, layout(given["width"], given["output"])), given["output"])
+    asked.shown.check()
+    paths = dict.fromkeys(asked.files)
+    for path in paths:
+        read(path, asked.models)
+    tables = [evaluate(path, asked.models) for path in paths]
+    rows = (f.row for t in tables for f in t.forecasts)
+    asked.shown.show(commands_report("training", rows) if asked.shown.commands else report(tables))

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import click
 import numpy as np
 
-from gpuir.cli import commands, options
-from gpuir.cli.output import check_ahead, emit, layout, note, write
+from gpuir.backends.scores import SCHEMA, left_out, number
+from gpuir.cli.exam import FILES, ExamOutput, ScoredRow, commands_report
+from gpuir.cli.output import note
+from gpuir.cli.request import ask, held, option, request
 from gpuir.cost import generated
 from gpuir.cost.generated import Fitted
 from gpuir.cost.nest import Tiles
@@ -20,6 +22,7 @@ from gpuir.cost.sheet import Number
 from gpuir.cost.work import Work
 from gpuir.fit.columns import Floats
 from gpuir.ir.errors import UsageError
+from gpuir.report.table import Column, Notes, Part, Report, Table, fields
 from gpuir.tune.calls import call_of, tiles_call
 from validation.tuned import SIZES, SWEPT, Problem, Skipped, read
 
@@ -248,21 +251,21 @@ def totals(sweeps: Sequence[Swept], winners: Sequence[Won]) -> dict[str, float |
 # ---- what a user types ------------------------------------------------------------------------
 
 
-def commanded(p: Problem) -> Iterator[commands.ScoredRow]:
+def commanded(p: Problem) -> Iterator[ScoredRow]:
     """The time of each configuration of a sweep, and of each one that won, with its call. A rank
     compares the latter with a whole space."""
     if p.time_s is not None:
         time_s, legal = predicted(p, slice(None))
         for i, seconds in enumerate(np.broadcast_to(time_s, (p.count,)).tolist()):
             tiles = p.tiles.each(lambda n, i=i: np.asarray(n)[i] if np.ndim(n) else n)
-            yield commands.ScoredRow(seconds, "s", *_call(p, p.works, tiles, bool(legal[i])))
+            yield ScoredRow(seconds, "s", *_call(p, p.works, tiles, bool(legal[i])))
         return
     for begin in range(0, len(p.winners), ROWS):
         time_s, legal = predicted(p, slice(begin, begin + ROWS))
         for i, winner in enumerate(p.winners[begin : begin + ROWS].tolist()):
             own = partial(_at, row=begin + i, column=winner)
             call = _call(p, [w.each(own) for w in p.works], p.tiles.each(own), legal[i, winner])
-            yield commands.ScoredRow(float(time_s[i, winner]), "s", *call)
+            yield ScoredRow(float(time_s[i, winner]), "s", *call)
 
 
 def _at(n: Number, row: int, column: int) -> Number:
@@ -291,87 +294,124 @@ def _call(p: Problem, works: Sequence[Work], tiles: Tiles, legal: bool) -> tuple
 # ---- the command ------------------------------------------------------------------------------
 
 
-@click.command()
-@click.argument("files", nargs=-1, required=True, type=click.Path())
-@click.option("--unseen", type=click.Choice(("gpu", "kernel")), help="Fit again without each GPU, "
-              "or each kernel, and score that (needs torch).")  # fmt: skip
-@click.option("--json", "json_path", type=click.Path(), help="Totals and rows, to a file.")
-@commands.option
-@options.width
-def tuning(files: tuple[str, ...], unseen: str | None, json_path: str | None, **given: Any) -> None:
+@dataclass(frozen=True)
+class TunedKernels:
+    files: tuple[str, ...] = ask(FILES)
+    unseen: str | None = option(
+        "Fit again without each GPU, or each kernel, and score that (needs torch).",
+        type=click.Choice(("gpu", "kernel")),
+    )
+    shown: ExamOutput = held(ExamOutput)
+
+
+@request(TunedKernels)
+def tuning(asked: TunedKernels) -> None:
     """Rank the configurations of tuned kernels, and say what the ranking costs.
 
     FILES are sweeps (every configuration with its time) and tables of winners.
+
+    \b
+    gpuir eval tuning sweeps_gemm.parquet best_triton.parquet
     """
-    if json_path:
-        check_ahead(json_path)
-    problems, skipped = read(files)
-    if given["commands"]:
-        if unseen:
+    asked.shown.check()
+    problems, skipped = read(asked.files)
+    if asked.shown.commands:
+        if asked.unseen:
             raise UsageError("--commands prints calls with the fit that ships", fix="no --unseen")
-        return emit(commands.report(row for p in problems for row in commanded(p)))
+        rows = (row for p in problems for row in commanded(p))
+        return asked.shown.show(commands_report("tuning", rows))
     chosen: Callable[[Problem], Fitted | None] = lambda p: None  # noqa: E731
-    if unseen:
+    if asked.unseen:
         from validation.tuned_fit import without
 
-        chosen = without(problems, unseen, note)
+        chosen = without(problems, asked.unseen, note)
     sweeps, winners = score(problems, chosen)
-    emit(report(sweeps, winners, skipped, layout(given["width"])))
-    if json_path:
-        rows = [asdict(s) for s in (*sweeps, *winners)]
-        found = {"predictor": generated.BY, "unseen": unseen, "totals": totals(sweeps, winners)}
-        found |= {"rows": rows, "skipped": [asdict(s) for s in skipped]}
-        write(json_path, json.dumps(found, indent=1) + "\n")
+    return asked.shown.show(scores_report(sweeps, winners, skipped, asked.unseen))
 
 
-def report(
-    sweeps: Sequence[Swept], winners: Sequence[Won], skipped: Sequence[Skipped], page: Any
-) -> str:
-    """The scores as text."""
-    lines: list[str] = []
-    if sweeps:
-        lines += ["Sweeps: regret in percent of the best configuration's time", ""]
-        lines.append(
-            f"{'sweep':34} {'n':>6} {'@1':>6} {'@5':>6} {'@10':>6} {'recall':>6} {'tau':>5} "
-            f"{'random':>7} {'other GPU':>9}"
-        )
-        for s in sweeps:
-            other = "-" if s.elsewhere is None else f"{s.elsewhere:.1f}"
-            lines.append(
-                f"{s.kernel + ' ' + s.target:34} {s.n:6,} {s.regret_1:6.1f} {s.regret_5:6.1f} "
-                f"{s.regret_10:6.1f} {s.recall_10:6.2f} {s.tau:5.2f} {s.random:7.0f} {other:>9}"
-            )
-        lines.append("")
-    if winners:
-        lines += ["Winners: share of them in the predicted best tenth of the space, percent", ""]
-        lines.append(
-            f"{'kernel':48} {'space':>6} {'problems':>8} {'best 10 %':>9} {'mean rank':>9} "
-            f"{'usual':>6}"
-        )
-        for w in winners:
-            usual = "-" if w.usual_in_best_tenth is None else f"{w.usual_in_best_tenth:.0f}"
-            lines.append(
-                f"{w.kernel + ' ' + w.target + ' ' + w.dtype:48} {w.n:6,} {w.problems:8,} "
-                f"{w.in_best_tenth:9.0f} {w.mean_rank:9.3f} {usual:>6}"
-            )
-        lines.append("")
-    all_of = totals(sweeps, winners)
-    if sweeps:
-        lines.append(
-            f"mean regret@1 {all_of['regret_1']:.1f} % (goal {GOALS['regret_1']:.0f}), "
-            f"a configuration within 5 % among the first ten in "
-            f"{all_of['within_5pct_in_10']:.0f} % (goal {GOALS['within_5pct_in_10']:.0f})"
-        )
-    if all_of["triton_problems"]:
-        lines.append(
-            f"Triton's winners in the predicted best tenth: {all_of['winner_in_best_tenth']:.1f} % "
-            f"of {all_of['triton_problems']:,} (goal {GOALS['winner_in_best_tenth']:.0f})"
-        )
-    if skipped:
-        count = sum(s.rows for s in skipped)
-        lines += ["", f"{count:,} rows are not scored:"]
-        reasons: dict[str, int] = {}
-        for s in skipped:
-            reasons[s.reason] = reasons.get(s.reason, 0) + s.rows
-        lines += [f"{n:8,}  {reason}" for reason, n in sorted(reasons.items(), key=lambda r: -r[1])]
-    return "\n".join(lines) + "\n"
+def scores_report(
+    sweeps: Sequence[Swept],
+    winners: Sequence[Won],
+    skipped: Sequence[Skipped],
+    unseen: str | None = None,
+) -> Report:
+    """The scores of each sweep and each table of winners, and all of them."""
+    found = totals(sweeps, winners)
+    reasons = Counter[str]()
+    for s in skipped:
+        reasons[s.reason] += s.rows
+
+    def parts() -> Iterator[Part]:
+        if sweeps:
+            yield _sweeps(sweeps)
+        if winners:
+            yield _winners(winners)
+        if lines := [*_met(found)]:
+            yield Notes(lines)
+        if reasons:
+            yield left_out(reasons)
+
+    return Report(
+        SCHEMA,
+        parts,
+        lambda: {
+            "kind": "tuning",
+            "predictor": generated.BY,
+            "unseen": unseen,
+            "totals": found,
+            "sweeps": _sweeps(sweeps),
+            "winners": _winners(winners),
+            "skipped": skipped,
+        },
+    )
+
+
+def _sweeps(sweeps: Sequence[Swept]) -> Table:
+    return Table(
+        sweeps,
+        (
+            *fields("file kernel target"),
+            Column("sweep", value=lambda s: f"{s.kernel} {s.target}", least=20, elided=True),
+            number("n", field="n", form=","),
+            *(number(f"@{k}", field=f"regret_{k}") for k in (1, 5, 10)),
+            number("recall", field="recall_10", form=".2f"),
+            number("tau", field="tau", form=".2f"),
+            number("random", field="random", form=".0f", drop=1),
+            number("other GPU", field="elsewhere", drop=2),
+            *fields("bias coverage"),
+        ),
+        caption="Sweeps: regret in percent of the best configuration's time",
+    )
+
+
+def _winners(winners: Sequence[Won]) -> Table:
+    def name(w: Won) -> str:
+        return f"{w.kernel} {w.target} {w.dtype}"
+
+    return Table(
+        winners,
+        (
+            *fields("file kernel target dtype"),
+            Column("kernel", value=name, least=32, elided=True),
+            number("space", field="n", form=","),
+            number("problems", field="problems", form=","),
+            number("best 10 %", field="in_best_tenth", form=".0f"),
+            number("mean rank", field="mean_rank", form=".3f"),
+            number("usual", field="usual_in_best_tenth", form=".0f"),
+            *fields("median_rank illegal"),
+        ),
+        caption="Winners: share of them in the predicted best tenth of the space, percent",
+    )
+
+
+def _met(found: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """What was to be reached, and what is."""
+    if found["sweeps"]:
+        yield "regret@1", f"{found['regret_1']:.1f} % in the mean (goal {GOALS['regret_1']:.0f})"
+        share, goal = found["within_5pct_in_10"], GOALS["within_5pct_in_10"]
+        text = "have a configuration within 5 % of the best among the first ten"
+        yield "first ten", f"{share:.0f} % of sweeps {text} (goal {goal:.0f})"
+    if found["triton_problems"]:
+        share, goal = found["winner_in_best_tenth"], GOALS["winner_in_best_tenth"]
+        of = f"{share:.1f} % of Triton's {found['triton_problems']:,} are in the best tenth"
+        yield "winners", f"{of} as predicted (goal {goal:.0f})"

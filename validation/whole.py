@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from functools import lru_cache
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from gpuir.cli import commands, options
-from gpuir.cli.commands import ScoredRow
-from gpuir.cli.output import check_ahead, emit, layout, note
+from gpuir.cli.exam import FILES, ExamOutput, ScoredRow, commands_report
+from gpuir.cli.output import note
+from gpuir.cli.request import ask, held, option, request
 from validation.commands import Analysis, Asked
 from validation.commands import config as written
 
@@ -22,50 +23,45 @@ if TYPE_CHECKING:
     from validation.cases import Case, Predicted, Program, Result
 
 
-@click.command()
-@click.argument("tables", nargs=-1, required=True, type=click.Path())
-@click.option("--configs", type=click.Path(), help="Configs of the models, by name: JSON.")
-@click.option(
-    "--unseen",
-    type=click.Path(),
-    metavar="FOLDER",
-    help="Score each GPU by weights trained without it too: a100-pcie-40gb.json, from"
-    " `gpuir fit --without`.",
-)
-@click.option(
-    "--ops",
-    type=click.Path(),
-    metavar="TABLE",
-    help="Operators of the same models run one by one: errors by kind of operator too.",
-)
-@click.option(
-    "--store",
-    type=click.Path(),
-    metavar="FILE",
-    help="Of throughputs: keep predictions here, and go on from those that are there.",
-)
-@click.option("--jobs", type=click.IntRange(1), help="Of throughputs: programs at a time.")
-@click.option(
-    "--model",
-    "chosen",
-    multiple=True,
-    metavar="NAME",
-    help="Of throughputs: these models alone; `resnet*`.",
-)
-@click.option("--each", is_flag=True, help="Of throughputs: show every case.")
-@click.option(
-    "--picture",
-    "picture_path",
-    type=click.Path(),
-    metavar="FILE",
-    help="Of throughputs: draw predicted against measured times (png, svg, pdf).",
-)
-@click.option("--json", "json_path", type=click.Path(), help="Write the scores here as JSON.")
-@commands.option
-@options.width
-@options.output
-def models(tables: tuple[str, ...], configs: str | None, **given: Any) -> None:
-    """Whole models: TABLES are of cases, each a model, a mode, sizes and a GPU.
+@dataclass(frozen=True)
+class WholeModels:
+    files: tuple[str, ...] = ask(FILES)
+    configs: str | None = option("Configs of the models, by name: JSON.", type=click.Path())
+    unseen: str | None = option(
+        "Score each GPU by weights trained without it too: a100-pcie-40gb.json, from"
+        " `gpuir fit --without`.",
+        type=click.Path(),
+        metavar="FOLDER",
+    )
+    ops: str | None = option(
+        "Operators of the same models run one by one: errors by kind of operator too.",
+        type=click.Path(),
+        metavar="TABLE",
+    )
+    store: str | None = option(
+        "Of throughputs: keep predictions here, and go on from those that are there.",
+        type=click.Path(),
+        metavar="FILE",
+    )
+    jobs: int | None = option("Of throughputs: programs at a time.", type=click.IntRange(1))
+    model: tuple[str, ...] = option(
+        "Of throughputs: these models alone; `resnet*`.", multiple=True, metavar="NAME"
+    )
+    each: bool = option("Of throughputs: show every case.")
+    picture: str | None = option(
+        "Of throughputs: draw predicted against measured times (png, svg, pdf).",
+        type=click.Path(),
+        metavar="FILE",
+    )
+    shown: ExamOutput = held(ExamOutput)
+
+
+THROUGHPUTS = ("store", "jobs", "model", "each", "picture")
+
+
+@request(WholeModels)
+def models(asked: WholeModels) -> None:
+    """Whole models: FILES are tables of cases, each a model, a mode, sizes and a GPU.
 
     Each model is built from its config as it was measured (docs/validation/data.md),
     exported once for all GPUs, and predicted; beside it stands what others predicted of the same
@@ -88,54 +84,52 @@ def models(tables: tuple[str, ...], configs: str | None, **given: Any) -> None:
     from validation.models import groups, read_configs, read_labels, results
     from validation.operators import compared, read_traces
     from validation.throughput import cases as throughputs
+    from validation.throughput.show import show
 
-    check_ahead(given["json_path"])
-    of_throughputs = {n: given.pop(n) for n in ("store", "jobs", "chosen", "each", "picture_path")}
-    if all(map(throughputs.is_one, tables)):
-        from validation.throughput.show import show
-
-        apart = {n: given.pop(n) for n in ("unseen", "ops", "commands")}
-        _refuse({"configs": configs, **apart}, tables[0])
-        return show(tables, **of_throughputs, **given)
-    _refuse(of_throughputs, tables[0])
-    if len(tables) > 1:
+    asked.shown.check()
+    labels = asked.files[0]
+    if all(map(throughputs.is_one, asked.files)):
+        _refuse(asked, ("configs", "unseen", "ops"))
+        if asked.shown.commands:
+            raise UsageError(THEIR_MODULES, where=labels, fix="leave out --commands")
+        return show(asked.files, asked.shown, **{n: getattr(asked, n) for n in THROUGHPUTS})
+    _refuse(asked, THROUGHPUTS)
+    if len(asked.files) > 1:
         raise UsageError(
             "tables of several kinds, or several of one that is scored alone",
-            found=", ".join(tables),
+            found=", ".join(asked.files),
             fix="one table at a time, or published throughputs alone",
         )
-    labels = next(iter(tables))
     if decoders.are_in(labels):
-        return decoders.show(labels, configs=configs, **given)
-    if configs is None:
+        _refuse(asked, ("configs", "ops"))
+        return asked.shown.show(decoders.report(labels, asked.unseen, asked.shown.commands))
+    if asked.configs is None:
         raise UsageError(
             "the models of these labels need their configs",
             where=labels,
             fix="--configs model_configs.json",
         )
-    known = read_configs(configs)
+    known = read_configs(asked.configs)
     table = read_labels(labels, known)
-    traces = read_traces(given["ops"]) if given["ops"] else {}
-    predict = predictor(known, given["unseen"])
+    traces = read_traces(asked.ops) if asked.ops else {}
+    predict = predictor(known, asked.unseen)
     cases = [noted(r) for r in results(table.cases, predict)]
-    if given["commands"]:
+    if asked.shown.commands:
         rows = (row_of(r, known[r.case.program.model]) for r in cases)
-        return emit(commands.report(rows), given["output"])
+        return asked.shown.show(commands_report("models", rows))
     scores = model_scores.Scores(table, cases, groups(cases), compared(cases, traces))
-    if given["json_path"]:
-        emit(model_scores.json_text(scores), given["json_path"])
-    if given["json_path"] != "-":
-        shape = layout(given["width"], given["output"])
-        emit(model_scores.report(scores, shape), given["output"])
+    return asked.shown.show(model_scores.scores_report(scores))
 
 
-def _refuse(given: Mapping[str, Any], table: str) -> None:
+THEIR_MODULES = "modules of timm and diffusers are built in Python: no command has their options"
+
+
+def _refuse(asked: WholeModels, names: Iterable[str]) -> None:
     """UsageError for an option that is of other tables."""
     from gpuir.ir.errors import UsageError
 
-    for name in (n for n, value in given.items() if value):
-        option = {"chosen": "model", "picture_path": "picture"}.get(name, name)
-        raise UsageError(f"--{option} is for other tables", where=table, fix="leave it out")
+    for name in (n for n in names if getattr(asked, n)):
+        raise UsageError(f"--{name} is for other tables", where=asked.files[0], fix="leave it out")
 
 
 def asked(program: Program, config: Mapping[str, Any]) -> Asked:
@@ -153,7 +147,9 @@ def row_of(result: Result, config: Mapping[str, Any]) -> ScoredRow:
             time_s, "s", "", "its loss is not timed, and backward begins on an idle GPU"
         )
     if "expert_capacity" in config:
-        return ScoredRow(time_s, "s", "", "all its tokens choose one expert")
+        return ScoredRow(
+            time_s, "s", "", "all its tokens choose one expert, which no --expert-skew says"
+        )
     of = asked(case.program, config)
     run = Analysis(of.model, of.options, case.profile, tf32=False, target=case.target.name)
     return ScoredRow(time_s, "s", run.command, "reports.0.latency_s")

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from operator import attrgetter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from math import isnan
 from os.path import abspath, commonpath, dirname, relpath
 from typing import Any, NamedTuple
 
@@ -32,7 +32,6 @@ def scores_report(
         SCHEMA,
         lambda: (*first, *_parts(tables, scores)),
         lambda: _fields(tables, scores, head),
-        lambda: [Table(list(map(_record, scores.groups)), _columns(scores.groups))],
     )
 
 
@@ -41,7 +40,7 @@ def _fields(
 ) -> dict[str, Any]:
     return {
         **head,
-        "rows": [_record(s) for s in scores.groups],
+        "rows": Table(list(map(_record, scores.groups)), _columns(scores.groups)),
         "totals": [_record(s) for s in scores.totals],
         "families": [_record(s) for s in scores.families],
         "tiles": [_tile(t) for t in scores.tiles],
@@ -97,8 +96,8 @@ def _parts(tables: Sequence[Measured], scores: GroupScores) -> Iterator[Part]:
             yield _groups(apart, APART)
         if tiles := [t for t in scores.tiles if t.group.file == table.file]:
             yield _tiles(tiles)
-        if left := sorted(table.skipped.items(), key=lambda pair: -pair[1]):
-            yield Notes([("skipped", f"{count:,} rows: {reason}") for reason, count in left])
+        if table.skipped:
+            yield left_out(table.skipped)
     if len([t for t in tables if t.batches]) > 1:
         yield from _summary(scores.totals)
         if scores.families:
@@ -109,14 +108,36 @@ TILES = "tiles: percentage of rows with the tile that ran; mean error with the o
 APART = "apart: what measures the host's dispatch more than the GPU, or is suspect"
 
 
-def number(title: str, path: str, *, drop: int = 0, form: str = ".1f") -> Column:
-    """A column of errors in percent."""
+def number(
+    title: str,
+    of: Callable[[Any], Any] | str = "",
+    *,
+    field: str = "",
+    drop: int = 0,
+    form: str = ".1f",
+) -> Column:
+    """A column of errors in percent: `of` reads them as `Column.value` does."""
 
     def text(row: Any) -> str:
-        value = attrgetter(path)(row)
-        return "-" if value is None else format(value, form)
+        value = column.of(row)
+        return "-" if value is None or isnan(value) else format(value, form)
 
-    return Column(title, "number", text=text, drop=drop)
+    column = Column(title, "number", field, of, text, drop=drop)
+    return column
+
+
+def left_out(skipped: Mapping[str, int], label: str = "skipped") -> Notes:
+    """How many rows are not scored, by reason, the most first."""
+    most = sorted(skipped.items(), key=lambda pair: -pair[1])
+    return Notes([(label, f"{n:,} row{'s' * (n != 1)}: {reason}") for reason, n in most])
+
+
+ERRORS = (
+    number("mean", field="mape"),
+    number("median", field="median_ape"),
+    number("bias", field="bias", form="+.1f"),
+)
+INSIDE = number("inside", field="coverage", form=".0f")
 
 
 def _groups(scores: Sequence[Score], caption: str = "") -> Table:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from io import StringIO
 from math import isnan
@@ -23,7 +23,9 @@ def to_json(report: Report, _: Terminal) -> str:
 
 def to_csv(report: Report, _: Terminal) -> str:
     """The rows of a report's tables; yes is 1, no is 0, and what is not known is empty."""
-    return csv_text((), flat_rows(report))
+    rows = flat_rows(report)
+    titles = list(dict.fromkeys(title for row in rows for title in row))
+    return "".join(map(csv_line, (titles, *([row.get(t) for t in titles] for row in rows))))
 
 
 def flat_rows(report: Report) -> list[dict[str, Any]]:
@@ -117,14 +119,6 @@ def plain(value: object) -> Any:
             return record(value)
         case _:
             return value
-
-
-def csv_text(columns: Iterable[str], rows: Iterable[Mapping[str, object]]) -> str:
-    """Rows under their titles: these, in this order, then what else there is in some row."""
-    listed = list(rows)
-    titles = dict.fromkeys((*columns, *(title for row in listed for title in row)))
-    lines = ([row.get(title) for title in titles] for row in listed)
-    return "".join(map(csv_line, (list(titles), *lines)))
 
 
 def csv_line(cells: Sequence[object]) -> str:

@@ -69,18 +69,6 @@ class Page:
         for part in textwrap.wrap(short_words(printable(text)), self.width) or [""]:
             self.line(part, "bold")
 
-    def table(
-        self,
-        columns: Sequence[tuple[str, bool]],
-        rows: Sequence[Sequence[str]],
-        drop: Sequence[str] = (),
-    ) -> None:
-        """Rows of text under titles, each set to the right or not; the columns `drop` go first."""
-        order = {title: i for i, title in enumerate(drop, 1)}
-        self.grid(
-            [Column(title, "x" * right, drop=order.get(title, 0)) for title, right in columns], rows
-        )
-
     def grid(self, columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> None:
         """Cells under bold titles; `Column` says what goes or is cut where room is short."""
         kept = list(columns)

@@ -6,13 +6,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
-from gpuir.cli import checkout, commands, options
-from gpuir.cli.output import check_ahead, emit, note, show
-from gpuir.cli.request import ask, option, request
+from gpuir.cli import checkout, options
+from gpuir.cli.exam import FILES, ExamOutput, ScoredRow, commands_report
+from gpuir.cli.output import note
+from gpuir.cli.request import ask, held, option, request
 
 if TYPE_CHECKING:
     from gpuir.cost.learned import Model
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
     from gpuir.fit.batch import Flags, MeasuredBatch
     from gpuir.fit.score import GroupScores
     from gpuir.fit.tables import MeasuredTable
-    from gpuir.report.table import Report
     from gpuir.targets.target import Target
 
 # Of a checkout: the module of `validation` that has the command.
@@ -90,8 +90,7 @@ def command() -> None:
 
 @dataclass(frozen=True)
 class KernelExam:
-    files: tuple[str, ...] = ask(click.argument("files", nargs=-1, type=click.Path()))
-    json_path: str | None = option("Write the scores here as JSON.", "--json", type=click.Path())
+    files: tuple[str, ...] = ask(FILES)
     by: tuple[str, ...] = option("Tell rows apart by a column besides: framework.", multiple=True)
     calibrate: int | None = option(
         "Calibrate on N rows of each GPU and family first, and score the rest.",
@@ -103,15 +102,12 @@ class KernelExam:
         type=click.Choice(["device"]),
     )
     seed: int = option("Of what is drawn.", type=options.SEED, default=0)
-    commands: bool = option(commands.HELP)
-    format: str = ask(options.formats())
-    width: int | None = ask(options.width)
-    output: str | None = ask(options.output)
+    shown: ExamOutput = held(ExamOutput)
 
 
 @request(KernelExam)
 def kernels(asked: KernelExam) -> None:
-    """Kernels one by one: FILES are tables of measurements.
+    """KernelExam one by one: FILES are tables of measurements.
 
     Tables are parquet or csv files; what they hold is told by their columns (docs/guide/eval.md).
 
@@ -126,10 +122,8 @@ def kernels(asked: KernelExam) -> None:
     from gpuir.fit.tables import read_table
     from gpuir.ir.errors import UsageError
 
-    if not asked.files:
-        raise UsageError("no table is given", fix="gpuir eval kernels FILE...")
-    _check_ahead(asked.files, asked.json_path)
-    if asked.commands:
+    _check_ahead(asked)
+    if asked.shown.commands:
         if asked.calibrate or asked.leave_one_out:
             raise UsageError(
                 "--commands prints calls with the weights and the targets that ship",
@@ -138,33 +132,25 @@ def kernels(asked: KernelExam) -> None:
         paths = dict.fromkeys(asked.files)
         read = (read_table(path, checkout.readers()) for path in paths)
         rows = (row for table in read for batch in table.batches for row in commanded(batch))
-        return emit(commands.report(rows), asked.output)
+        return asked.shown.show(commands_report("kernels", rows))
     tables, errors = evaluate(asked)
     head = {"kind": "kernels", "predictor": _predictor(), "calibrated_rows": asked.calibrate}
     head |= {"left_out": asked.leave_one_out, "seed": asked.seed}
-    show_scores(scores_report(tables, errors, head), vars(asked))
+    asked.shown.show(scores_report(tables, errors, head))
 
 
 command.add_command(kernels)
 
 
-def show_scores(report: Report, given: Mapping[str, Any]) -> None:
-    """Scores as `--format` says, and as JSON in the file of `--json`."""
-    if given["json_path"]:
-        show(report, "json", given["width"], given["json_path"])
-    if given["json_path"] != "-":
-        show(report, given["format"], given["width"], given["output"])
-
-
-def _check_ahead(files: Sequence[str], written: str | None) -> None:
+def _check_ahead(asked: KernelExam) -> None:
     """What can be wrong is said before minutes of work, not after."""
     from gpuir.fit.columns import TableFile
     from gpuir.fit.tables import recognise
 
     readers = checkout.readers()
-    for path in files:
+    for path in asked.files:
         recognise(TableFile(Path(path)), readers)
-    check_ahead(written)
+    asked.shown.check()
 
 
 def _predictor() -> str:
@@ -201,7 +187,7 @@ def evaluate(asked: KernelExam) -> tuple[list[MeasuredTable], GroupScores]:
     return tables, errors
 
 
-def commanded(batch: MeasuredBatch) -> Iterator[commands.ScoredRow]:
+def commanded(batch: MeasuredBatch) -> Iterator[ScoredRow]:
     """What is predicted of each distinct shape, and the call that gives it: the kernels one after
     another, as the clock of the measurement shows them."""
     import numpy as np
@@ -216,10 +202,10 @@ def commanded(batch: MeasuredBatch) -> Iterator[commands.ScoredRow]:
     for i, time_s in enumerate(times):
         if not alike[i]:
             why = "its tile there is not legal, or no whole numbers: gpuir.kernel takes another"
-            yield commands.ScoredRow(time_s, "s", "", why)
+            yield ScoredRow(time_s, "s", "", why)
             continue
         works = [w.each(lambda n, i=i: float(np.asarray(n)[i])) for w in some.works]
-        yield commands.ScoredRow(time_s, "s", *_call(works, batch))
+        yield ScoredRow(time_s, "s", *_call(works, batch))
 
 
 def _keeps_tile(work: Work, target: Target) -> Flags:

@@ -26,8 +26,8 @@ class Column:
 
     On a line too short for all columns, those with the lowest `drop` go first; 0 never goes. The
     last column keeps `least` characters as long as others may go. A cell that is too long loses its
-    end, or where `elided` its middle. `blank` stands for None. In CSV the fields of a record are
-    columns behind its name and a point, or where `inline` under their own names.
+    end, or where `elided` its middle. `blank` stands for None, and for NaN. In CSV the fields of a
+    record are columns behind its name and a point, or where `inline` under their own names.
     """
 
     title: str | None = None
@@ -53,7 +53,9 @@ class Column:
         if self.text is not None:
             return self.text(row)
         value = self.of(row)
-        return self.blank if value is None else in_unit(value, self.unit, self.digits)
+        if value is None or value != value:
+            return self.blank
+        return in_unit(value, self.unit, self.digits)
 
 
 def fields(names: str, of: str = "") -> tuple[Column, ...]:

@@ -49,7 +49,7 @@ def test_tables_fit_the_width(folder: Path, width: int):
     lines = result.stdout.splitlines()
     assert max(map(len, lines)) <= width
     assert any("mean" in line and "bias" in line for line in lines)
-    assert "skipped    1 rows: flag = spike" in lines
+    assert "skipped    1 row: flag = spike" in lines
 
 
 def test_the_same_name_in_two_folders(folder: Path):
@@ -84,7 +84,7 @@ def test_calibrated_rows_are_not_scored(folder: Path):
     [
         (("migs", "gemm.csv"), "nothing called 'migs' can be evaluated"),
         (("kernel", "gemm.csv"), "did you mean kernels?"),
-        (("kernels",), "no table is given"),
+        (("kernels",), "Missing argument 'FILES...'"),
         (("kernels", "gone.csv"), "cannot read the table"),
         (("kernels", "odd.csv"), "the columns are not those of a table that"),
         (("kernels", "gemm.csv", "--by", "frame"), "did you mean framework?"),
@@ -193,4 +193,4 @@ def test_options_of_labels_are_refused_for_decoders(tmp_path: Path, option: str)
     (tmp_path / "layers.csv").write_text("gpu,model,op,tokens,tp,hidden,latency_us\n")
     result = run("models", str(tmp_path / "layers.csv"), option, "some.file")
     assert result.exit_code == 2
-    assert f"{option} is for labels of whole models" in result.stderr
+    assert f"{option} is for other tables" in result.stderr

@@ -122,7 +122,11 @@ def test_weights_are_fitted_and_read(tmp_path):
 
 @pytest.mark.parametrize(
     ("arguments", "says"),
-    [([], "no table is given"), (["pyproject.toml"], ""), (["--unseen", "moons", "x"], "moons")],
+    [
+        ([], "Missing argument 'FILES...'"),
+        (["pyproject.toml"], ""),
+        (["--unseen", "moons", "x"], "moons"),
+    ],
 )
 def test_wrong_input_is_refused(arguments, says):
     done = CliRunner().invoke(main, ["eval", "collectives", *arguments])

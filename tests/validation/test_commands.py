@@ -19,7 +19,7 @@ from decoders import SERVED
 
 pytest.importorskip("torch")
 
-from gpuir.cli.commands import ScoredRow
+from gpuir.cli.exam import ScoredRow
 from gpuir.cli.main import main
 from gpuir.fit.tables import MeasuredTable
 
@@ -305,7 +305,7 @@ def test_iterations_have_no_command():
 
     case = dlrm.Case("a", "a", "DLRM_x", 1, 1.0, 0.5, 10, 5)
     (row,) = dlrm.rows(dlrm.Table("t", (dlrm.Result(case, 1.0, 0.5, None, 1),), {}))
-    assert not row.text and "validation" in row.field
+    assert not row.text and "idle GPU" in row.field
 
 
 @pytest.mark.slow
@@ -564,9 +564,14 @@ def test_mig(tmp_path: Path):
         SLICE | {"model": "bert-tiny", "seq_len": 32, "framework": "PyTorch 1.12"},
         SLICE | {"mode": "full", "profile": "", "co_runners": "4 processes share the whole GPU"},
     ]
+    engine = SLICE | {"framework": "TensorRT", "model": "resnet50", "batch": ""}
+    engine |= {"n_gpus": 1, "metric": "latency p90"}
+    lines += [engine, engine | {"mode": "full", "profile": ""}]
+    lines += [line | {"precision": "int8"} for line in lines[-2:]]
     found = sliced(written(tmp_path / "mig.csv", lines))
-    assert [bool(row.text) for row in found] == [True, True, True, True, False]
-    check(found[:4])
+    assert [bool(row.text) for row in found] == [True, True, True, True, False, True, False]
+    check(row for row in found if row.text)
+    assert all(row.field for row in found if not row.text)
 
 
 @pytest.mark.slow

@@ -12,6 +12,8 @@ from click.testing import CliRunner
 pytest.importorskip("torch")
 
 import gpuir
+from gpuir.backends.structured import to_json
+from gpuir.backends.terminal import Terminal
 from gpuir.cli.main import main
 from gpuir.ir.errors import UsageError
 from gpuir.ir.phases import phase_of
@@ -53,7 +55,7 @@ def test_another_table_is_refused(tmp_path: Path):
     with pytest.raises(UsageError, match="not a table of training iterations"):
         read(path)
     result = CliRunner().invoke(main, ["eval", "dlrm"])
-    assert result.exit_code == 2 and "no table is given" in result.stderr
+    assert result.exit_code == 2 and "Missing argument 'FILES...'" in result.stderr
 
 
 def test_no_table_has_a_gradient_and_each_tensor_has_launches(step: gpuir.Graph):
@@ -85,7 +87,7 @@ def test_scores_are_by_family_and_gpu():
     assert found["DLRM active", "a"].bias == pytest.approx(2.5)
     assert found["DLRM iteration", "b"].gmape == dlrm.LEAST_APE
     assert found["DLRM iteration", "all"].n == 3
-    rows = json.loads(dlrm.json_text([table]))["rows"]
+    rows = json.loads(to_json(dlrm.report([table]), Terminal()))["rows"]
     assert {"file", "op", "target", "n", "mape", "median_ape", "bias", "coverage"} <= set(rows[0])
 
 

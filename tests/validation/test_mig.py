@@ -126,7 +126,7 @@ def test_another_table_is_refused(tmp_path: Path):
     with pytest.raises(UsageError, match="not a table of MIG measurements"):
         mig_rows.read(path)
     result = CliRunner().invoke(main, ["eval", "mig"])
-    assert result.exit_code and "no table is given" in result.stderr
+    assert result.exit_code and "Missing argument 'FILES...'" in result.stderr
 
 
 # ---------------------------------------------------------------------------- what rows say

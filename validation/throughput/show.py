@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import fields as program_fields
+from dataclasses import replace
 from fnmatch import fnmatch
 from os import cpu_count
 from pathlib import Path
 from typing import Any
 
-from gpuir.backends import structured
-from gpuir.backends.picture import FORMS, picture
-from gpuir.backends.scores import SCHEMA
-from gpuir.backends.terminal import Page, Terminal
-from gpuir.cli.output import check_ahead, emit, layout, note
+from gpuir.backends.picture import FORMS
+from gpuir.backends.picture import picture as drawing
+from gpuir.backends.scores import SCHEMA, left_out, number
+from gpuir.cli.exam import ExamOutput
+from gpuir.cli.output import check_ahead, emit, note
 from gpuir.cost.tile import BY
 from gpuir.ir.errors import UsageError
-from validation.throughput.cases import Table, read
+from gpuir.report.table import Column, Heading, Notes, Part, Report, fields
+from gpuir.report.table import Table as Rows
+from validation.throughput.cases import Program, Table, read
 from validation.throughput.predict import Result, predict
-from validation.throughput.scores import Gain, TableScore, gains, scored
+from validation.throughput.scores import gains, scored
 
 LEGEND = (
     "Errors in percent of the measured time: mean, median, 90th percentile, and signed mean"
@@ -29,48 +31,33 @@ LEGEND = (
     " the models, by name. rank: Spearman's correlation of time by sample. pairs: the percentage of"
     " pairs 5 to 50 % apart that are in the right order."
 )
-COLUMNS = (
-    *(("table", False), ("cases", True), ("mean", True), ("median", True), ("p90", True)),
-    *(("bias", True), ("inside", True), ("roofline", True), ("a", True), ("b", True)),
-    *(("rank", True), ("pairs", True)),
-)
-GAINS = (
-    *(("gain of", False), ("on", False), ("models", True), ("measured", True)),
-    *(("predicted", True), ("error", True), ("rank", True)),
-)
 
 
 def show(
     files: Sequence[str],
+    shown: ExamOutput,
     *,
     store: str | None,
     jobs: int | None,
-    chosen: Sequence[str],
-    picture_path: str | None,
-    json_path: str | None,
-    width: int | None,
-    output: str | None,
+    model: Sequence[str],
     each: bool,
+    picture: str | None,
 ) -> None:
     """The scores of tables to where a command's options say."""
-    form = "" if picture_path is None else Path(picture_path).suffix.removeprefix(".")
-    if picture_path is not None and form not in FORMS:
-        raise UsageError(
-            "no such picture", where=picture_path, expected=", ".join("." + f for f in FORMS)
-        )
-    check_ahead(picture_path)
-    tables = [_chosen(read(path), chosen) for path in dict.fromkeys(files)]
+    drawn = picture
+    form = "" if drawn is None else Path(drawn).suffix.removeprefix(".")
+    if drawn is not None and form not in FORMS:
+        raise UsageError("no such picture", where=drawn, expected=", ".join("." + f for f in FORMS))
+    check_ahead(drawn)
+    tables = [_chosen(read(path), model) for path in dict.fromkeys(files)]
     cases = [c for t in tables for c in t.cases]
-    jobs = jobs or cpu_count() or 1
-    found = predict(cases, jobs=jobs, kept=Path(store) if store else None, watch=note)
+    kept = Path(store) if store else None
+    found = predict(cases, jobs=jobs or cpu_count() or 1, kept=kept, watch=note)
     order = {case: i for i, case in enumerate(cases)}
     results = sorted(found, key=lambda r: order[r[0]])
-    if picture_path is not None:
-        emit(picture(form, (7, 7), lambda figure: _draw(figure, results)), picture_path)
-    if json_path:
-        emit(json_text(tables, results), json_path)
-    if json_path != "-":
-        emit(report(tables, results, layout(width, output), each), output)
+    if drawn is not None:
+        emit(drawing(form, (7, 7), lambda figure: _draw(figure, results)), drawn)
+    shown.show(throughputs_report(tables, results, each))
 
 
 def _chosen(table: Table, models: Sequence[str]) -> Table:
@@ -81,118 +68,121 @@ def _chosen(table: Table, models: Sequence[str]) -> Table:
     return replace(table, cases=tuple(kept), skipped={n: x for n, x in left.items() if x})
 
 
-# ---------------------------------------------------------------------------- for a terminal
+# ---------------------------------------------------------------------------- the report
 
 
-def report(
-    tables: Sequence[Table], results: Sequence[Result], shape: Terminal, each: bool = False
-) -> str:
-    page = Page(shape.width, shape.color)
-    files = ", ".join(t.file for t in tables)
-    page.heading(f"{files}: {len(results)} cases of whole models")
-    page.wrapped("", LEGEND, 0)
-    page.line()
-    page.table(COLUMNS, [_row(s) for s in scored(results)], drop=("a", "b", "median", "p90"))
-    if changed := gains(results):
-        page.line()
-        page.line("old time by new, medians over models; error of the gain in percent; rank")
-        page.table(GAINS, [_gain(g) for g in changed])
-    if each:
-        page.line()
-        _cases(page, results)
-    reasons = Counter(p.why.splitlines()[0] for _, p in results if p.why)
-    reasons.update({f"{t.file}: {why}": n for t in tables for why, n in t.skipped.items()})
-    if reasons:
-        page.line()
-    for reason, count in sorted(reasons.items()):
-        page.wrapped("left out", f"{count} row{'s' * (count != 1)}: {reason}")
-    return page.text()
+def throughputs_report(
+    tables: Sequence[Table], results: Sequence[Result], each: bool = False
+) -> Report:
+    """Errors by table, what a change gains, `each` case, and what is left out. Programs have a row
+    for each table."""
 
+    def parts() -> Iterator[Part]:
+        files = ", ".join(t.file for t in tables)
+        yield Heading(f"{files}: {len(results)} cases of whole models")
+        yield Notes([("", LEGEND)], 0)
+        if (found := _scores(results)).rows:
+            yield found
+        if changed := _gains(results):
+            yield changed
+        if each:
+            yield _cases(results)
+        reasons = Counter(p.why.splitlines()[0] for _, p in results if p.why)
+        reasons.update({f"{t.file}: {why}": n for t in tables for why, n in t.skipped.items()})
+        if reasons:
+            yield left_out(reasons)
 
-def _row(s: TableScore) -> tuple[str, ...]:
-    e = s.errors
-    halves = (s.halves[h].mape if h in s.halves else math.nan for h in "ab")
-    return (
-        s.table,
-        str(e.n),
-        *(_number(x) for x in (e.mape, e.median_ape, e.p90_ape)),
-        f"{e.bias:+.1f}",
-        *(_number(x, 0 if i == 0 else 1) for i, x in enumerate((e.coverage, e.roofline_mape))),
-        *(_number(x) for x in halves),
-        _number(s.spearman, 2),
-        _number(100 * s.ordered, 0),
-    )
-
-
-def _number(x: float | None, digits: int = 1) -> str:
-    return "-" if x is None or math.isnan(x) else f"{x:.{digits}f}"
-
-
-def _gain(g: Gain) -> tuple[str, ...]:
-    ratios = (f"{g.measured:.2f}x", f"{g.predicted:.2f}x")
-    return (g.change, g.of, str(len(g.models)), *ratios, _number(g.error), _number(g.spearman, 2))
-
-
-def _cases(page: Page, results: Iterable[Result]) -> None:
-    columns = [("model", False), ("batch", True), ("measured", True), ("predicted", True)]
-    columns += [("error", True), ("inside", False), ("roofline", True), ("launches", True)]
-    columns += [("table", False)]
-    page.table(columns, [_case(r) for r in results], drop=("launches", "roofline", "inside"))
-
-
-def _case(result: Result) -> tuple[str, ...]:
-    case, p = result
-    inside = "yes" if p.low_s <= case.measured_s <= p.high_s else "no"
-    return (
-        case.program.model,
-        str(case.program.batch),
-        f"{case.measured_s * 1e3:,.1f} ms",
-        f"{p.time_s * 1e3:,.1f} ms",
-        f"{_error(p.time_s, case.measured_s):+.1f}",
-        inside,
-        f"{_error(p.roofline_s, case.measured_s):+.1f}",
-        str(p.launches),
-        case.table,
-    )
-
-
-def _error(time_s: float, measured_s: float) -> float:
-    return 100 * (time_s / measured_s - 1)
-
-
-# ---------------------------------------------------------------------------- for programs
-
-
-def json_text(tables: Sequence[Table], results: Sequence[Result]) -> str:
-    """`{"schema", "kind": "models", "predictor", "cases": [...], "tables": [...], "gains": [...],
-    "files": [...]}`; docs/validation/data.md."""
-    return structured.json_text(
+    return Report(
         SCHEMA,
-        kind="models",
-        predictor=BY,
-        cases=[_known(_record(r)) for r in results],
-        tables=[_known(_score(s)) for s in scored(results)],
-        gains=[_known(asdict(g)) for g in gains(results)],
-        files=[{"file": t.file, "rows": t.count, "skipped": dict(t.skipped)} for t in tables],
+        parts,
+        lambda: {
+            "kind": "models",
+            "predictor": BY,
+            "cases": _cases(results).records(),
+            "tables": _scores(results),
+            "gains": list(gains(results)),
+            "files": [{"file": t.file, "rows": t.count, "skipped": t.skipped} for t in tables],
+        },
     )
 
 
-def _record(result: Result) -> dict[str, Any]:
-    case, p = result
-    words = {n: getattr(case, n) for n in ("file", "row", "table", "target", "profile", "half")}
-    program = asdict(case.program)
-    return {**words, **program, "measured_s": case.measured_s, **asdict(p)}
+def _scores(results: Sequence[Result]) -> Rows:
+    def half(name: str) -> Column:
+        return number(name, lambda s: s.halves[name].mape if name in s.halves else None, drop=1)
+
+    return Rows(
+        scored(results),
+        (
+            Column("table", field="table"),
+            number("cases", "errors.n", form=","),
+            number("mean", "errors.mape"),
+            number("median", "errors.median_ape", drop=3),
+            number("p90", "errors.p90_ape", drop=4),
+            number("bias", "errors.bias", form="+.1f"),
+            number("inside", "errors.coverage", form=".0f"),
+            number("roofline", "errors.roofline_mape"),
+            half("a"),
+            half("b"),
+            number("rank", field="spearman", form=".2f"),
+            number("pairs", lambda s: 100 * s.ordered, form=".0f"),
+            Column(field="errors", inline=True),
+            *fields("halves ordered"),
+            Column(field="near_pairs", value="near"),
+        ),
+    )
 
 
-def _score(s: TableScore) -> dict[str, Any]:
-    halves = {h: _known(asdict(e)) for h, e in s.halves.items()}
-    ranks = {"spearman": s.spearman, "near_pairs": s.near, "ordered": s.ordered}
-    return {"table": s.table, **asdict(s.errors), "halves": halves, **ranks}
+def _gains(results: Sequence[Result]) -> Rows | None:
+    if not (found := gains(results)):
+        return None
+    return Rows(
+        found,
+        (
+            Column("gain of", field="change"),
+            Column("on", field="of"),
+            number("models", lambda g: len(g.models), form=","),
+            number("measured", field="measured", form=".2f"),
+            number("predicted", field="predicted", form=".2f"),
+            number("error", field="error"),
+            number("rank", field="spearman", form=".2f"),
+        ),
+        caption="old time by new, medians over models; error of the gain in percent; rank",
+    )
 
 
-def _known(record: dict[str, Any]) -> dict[str, Any]:
-    """What is no number is null."""
-    return {n: None if isinstance(v, float) and math.isnan(v) else v for n, v in record.items()}
+def _cases(results: Sequence[Result]) -> Rows:
+    def error(name: str) -> Callable[[Result], float]:
+        def of(r: Result) -> float:
+            return 100 * (getattr(r[1], name) / r[0].measured_s - 1)
+
+        return of
+
+    def inside(r: Result) -> str:
+        return "yes" if r[1].low_s <= r[0].measured_s <= r[1].high_s else "no"
+
+    def of(names: str, i: int) -> Iterator[Column]:
+        return (Column(field=n, value=lambda r, n=n: getattr(r[i], n)) for n in names.split())
+
+    return Rows(
+        results,
+        (
+            Column("model", value=lambda r: r[0].program.model),
+            Column("batch", "count", value=lambda r: r[0].program.batch),
+            Column("measured", "s", "measured_s", lambda r: r[0].measured_s),
+            Column("predicted", "s", "time_s", lambda r: r[1].time_s),
+            number("error", error("time_s"), form="+.1f"),
+            Column("inside", text=inside, drop=3),
+            number("roofline", error("roofline_s"), form="+.1f", drop=2),
+            Column("launches", "count", "launches", lambda r: r[1].launches, drop=1),
+            Column("table", "", "table", lambda r: r[0].table),
+            *of("file row target profile half", 0),
+            *of("low_s high_s device_s roofline_s why", 1),
+            *(
+                Column(field=f.name, value=lambda r, n=f.name: getattr(r[0].program, n))
+                for f in program_fields(Program)
+            ),
+        ),
+    )
 
 
 # ---------------------------------------------------------------------------- a picture
