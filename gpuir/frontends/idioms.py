@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import prod, sqrt
 from typing import Any
 
@@ -27,7 +27,9 @@ def product(e: Emitter, *scales: Value) -> Value:
     return result
 
 
-def line(e: Emitter, length: int, rank: int, axis: int, dtype: DType, fold: bool = False) -> Value:
+def line(
+    e: Emitter, length: int, dtype: DType = i64, *, axis: int = 0, rank: int = 1, fold: bool = False
+) -> Value:
     """0, 1, ... along `axis`, of extent 1 along the others: computed on the device, unless `fold`
     asks for known numbers."""
     shape = tuple(length if i == axis else 1 for i in range(rank))
@@ -211,35 +213,12 @@ def dropped(e: Emitter, x: Value, kept: Value, ratio: float) -> Value:
 # ---------------------------------------------------------------------------- images
 
 
-@dataclass(frozen=True)
-class SlidingWindow:
-    """How a window slides over spatial axes: one entry each. `extra` cells of `high` are there only
-    because the last window hangs over the padding that was declared."""
-
-    sizes: tuple[int, ...]
-    strides: tuple[int, ...]
-    low: tuple[int, ...]
-    high: tuple[int, ...]
-    dilations: tuple[int, ...]
-    extra: tuple[int, ...] = ()
-
-    @property
-    def slide(self) -> dict[str, Any]:
-        """What a convolution or a pool says of it, beside its sizes."""
-        names = ("strides", "low", "high", "dilations")
-        return {name: getattr(self, name) for name in names}
-
-    def counts(self, cells: Sequence[int]) -> tuple[int, ...]:
-        """How many windows there are along axes of so many cells."""
-        columns = (self.sizes, self.strides, self.low, self.high, self.dilations)
-        return tuple(map(t.window_extent, cells, *columns))
-
-
 def column_image(
     e: Emitter,
     x: Value,
     image: tuple[int, ...],
-    window: SlidingWindow,
+    window: t.SlidingWindow,
+    *,
     gives: TensorType,
     work: int,
 ) -> Value:
@@ -251,7 +230,7 @@ def column_image(
     return e(t.Routine("col2im", (x,), (gives,), attrs, work=work))
 
 
-def sampled(e: Emitter, x: Value, grid: Value, mode: str, padding: str, align: bool) -> Value:
+def sampled(e: Emitter, x: Value, grid: Value, *, mode: str, padding: str, align: bool) -> Value:
     """x [n, c, ..] at the points of a grid [n, .., axes]. Work: a multiply-add for each of 1, 2^d
     or 4^d taps of a result cell (none for nearest), and for each point three operations an axis to
     place it and one for each tap's weight."""

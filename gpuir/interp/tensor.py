@@ -517,25 +517,26 @@ def attention_scores(op: t.Attention, at: Operands) -> tuple[Array, Array | floa
     """What the softmax of an attention is given, minus infinity where a key is hidden, and the
     slope of the cap there."""
     q, k = factors(at(op.q), at(op.k), op.q.type.dtype)
-    s, d = q.shape[-2], k.shape[-2]
     scores = np.matmul(by_group(op, q), np.swapaxes(k, -1, -2)[..., None, :, :])
-    scores = scores.reshape(*q.shape[:-1], d) * q.dtype.type(op.scale)
+    scores = scores.reshape(*q.shape[:-1], k.shape[-2]) * q.dtype.type(op.scale)
     slope: Array | float = 1.0
     if op.softcap > 0:
         bent = np.tanh(scores / op.softcap)
         scores, slope = op.softcap * bent, 1 - bent * bent
-    mask = at.get(op.mask)
-    behind = np.arange(s)[:, None] + op.offset - np.arange(d)  # how far key d is behind query s
-    hidden = np.zeros((s, d), bool)
-    if op.causal:
-        hidden |= behind < 0
-    if op.window is not None:
-        hidden |= behind > op.window
+    mask, hidden = at.get(op.mask), unseen(op)
     if mask is not None and mask.dtype == bool:
         hidden = hidden | ~mask
     elif mask is not None:
         scores = scores + wide(mask).astype(scores.dtype, copy=False)
     return np.where(hidden, -np.inf, scores), slope
+
+
+def unseen(op: t.Attention) -> Array:
+    """[s, d]: which keys a query may not see for where they stand, whatever the mask."""
+    s, d = op.q.type.shape[-2], op.k.type.shape[-2]
+    behind = np.arange(s)[:, None] + op.offset - np.arange(d)  # how far key d is behind query s
+    hidden = behind < 0 if op.causal else np.zeros((s, d), bool)
+    return hidden if op.window is None else hidden | (behind > op.window)
 
 
 def by_group(op: t.Attention, x: Array) -> Array:

@@ -922,18 +922,43 @@ class Normalize(Reducing):
         return per * self.x.type.size
 
 
-def window_extent(n: int, window: int, stride: int, low: int, high: int, dilation: int) -> int:
-    """Positions of a dilated window on n cells, padded: floor division, none if it does not fit."""
-    return max((n + low + high - dilation * (window - 1) - 1) // stride + 1, 0)
+@dataclass(frozen=True)
+class SlidingWindow:
+    """How windows slide over spatial axes: one entry each. `extra` cells of `high` are there only
+    because the last window hangs over the padding that was declared."""
 
+    sizes: tuple[int, ...]
+    strides: tuple[int, ...]
+    low: tuple[int, ...]
+    high: tuple[int, ...]
+    dilations: tuple[int, ...]
+    extra: tuple[int, ...] = ()
 
-def _positions(op: Pool | Conv, cells: Sequence[int], window: Sequence[int]) -> Iterator[int]:
-    """How many positions the window has along each axis of an image."""
-    for i, (n, w) in enumerate(zip(cells, window, strict=True)):
-        low, high = op.low[i], op.high[i]
-        yield window_extent(
-            n, w, stride=op.strides[i], low=low, high=high, dilation=op.dilations[i]
-        )
+    @property
+    def slide(self) -> dict[str, Any]:
+        """What a convolution or a pool says of it, beside its sizes."""
+        names = ("strides", "low", "high", "dilations")
+        return {name: getattr(self, name) for name in names}
+
+    @property
+    def reaches(self) -> tuple[int, ...]:
+        """Cells from the first of a window to its last."""
+        return tuple(d * (n - 1) + 1 for n, d in zip(self.sizes, self.dilations, strict=True))
+
+    def counts(self, cells: Sequence[int]) -> tuple[int, ...]:
+        """How many windows there are on so many cells: none of one that does not fit."""
+        rest = (sum(x) for x in zip(cells, self.low, self.high, strict=True))
+        rows = zip(rest, self.reaches, self.strides, strict=True)
+        return tuple(max((n - reach) // stride + 1, 0) for n, reach, stride in rows)
+
+    def hanging(self, cells: Sequence[int], counts: Sequence[int]) -> SlidingWindow:
+        """As many windows as `counts` says, padded at the end where these are more or fewer."""
+        high, extra = list(self.high), [0] * len(self.high)
+        for i, (count, found) in enumerate(zip(counts, self.counts(cells), strict=True)):
+            if count != found:
+                last = (count - 1) * self.strides[i] + self.reaches[i] - cells[i] - self.low[i]
+                high[i], extra[i] = max(last, 0), max(last - high[i], 0)
+        return replace(self, high=tuple(high), extra=tuple(extra))
 
 
 def _has_axes(op: str, *types: TensorType) -> None:
@@ -994,7 +1019,7 @@ class Pool(Window):
             min(self.window, default=1) > 0, "t.pool: the window is empty", "1 or more", self.window
         )
         _steps("t.pool", self.strides, self.dilations)
-        extents = _positions(self, spatial, self.window)
+        extents = SlidingWindow(*parts).counts(spatial)
         dtype = i64 if self.fn == "argmax" else self.x.type.dtype
         return (TensorType((n, c, *extents), dtype),)
 
@@ -1100,7 +1125,7 @@ class Conv(Contraction):
             len(spatial),
             [len(p) for p in parts],
         )
-        extents = _positions(self, spatial, window)
+        extents = SlidingWindow(*parts).counts(spatial)
         return (TensorType((n, k, *extents), self.dtype or x.dtype),)
 
     def flops(self) -> int:

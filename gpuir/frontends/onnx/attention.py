@@ -7,7 +7,7 @@ unless the model reads the scores or adds a sink to the softmax: then they are s
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from math import inf
 
@@ -30,7 +30,8 @@ from gpuir.frontends.idioms import (
     split_heads,
 )
 from gpuir.frontends.onnx.node import Converter, OnnxNode, Results
-from gpuir.frontends.onnx.quant import matmul_to_float, quantize
+from gpuir.frontends.onnx.quant import Codes, matmul_to_float, quantize
+from gpuir.interp import unseen
 from gpuir.ir.errors import ModelError
 from gpuir.ir.graph import Value
 from gpuir.ir.types import DType, TensorType, bool_, f32, f64, i64
@@ -65,7 +66,7 @@ def extended(e: Emitter, past: Value | None, new: Value, used: int) -> KeyValueC
 
 
 def written(
-    e: Emitter, cache: Value, new: Value, start: Value | None, axis: int, circular: bool = False
+    e: Emitter, cache: Value, new: Value, start: Value | None, axis: int, *, circular: bool = False
 ) -> Value:
     """`cache` with `new` in place of its cells along `axis` from start[b] on."""
     *lead, steps = new.type.shape[: axis + 1]
@@ -80,40 +81,6 @@ def written(
 
 
 # ---------------------------------------------------------------------------- the core
-
-
-@dataclass(frozen=True)
-class SoftmaxSettings:
-    """How scores become weights: the settings of `t.attention`."""
-
-    scale: float
-    causal: bool = False
-    offset: int = 0
-    window: int | None = None
-    softcap: float = 0.0
-
-    @property
-    def hides(self) -> bool:
-        """Whether there are keys that no query may see for where they stand."""
-        return self.causal or self.window is not None
-
-    def hidden(self, s: int, d: int) -> np.ndarray:
-        """Which keys those are."""
-        behind = np.arange(s)[:, None] + self.offset - np.arange(d)
-        hidden = np.zeros((s, d), bool)
-        if self.causal:
-            hidden |= behind < 0
-        if self.window is not None:
-            hidden |= behind > self.window
-        return hidden
-
-
-def attend(
-    e: Emitter, q: Value, k: Value, v: Value, mask: Value | None, how: SoftmaxSettings
-) -> Value:
-    return e(
-        t.Attention(*(q, k, v, mask, how.scale, how.causal, how.offset, how.window, how.softcap))
-    )
 
 
 @dataclass(frozen=True)
@@ -149,30 +116,23 @@ def times_values(e: Emitter, weights: Value, v: Value) -> Value:
 
 
 def attend_in_stages(
-    e: Emitter,
-    q: Value,
-    k: Value,
-    v: Value,
-    mask: Value | None,
-    how: SoftmaxSettings,
-    precision: DType | None = None,
-    sink: Value | None = None,
+    e: Emitter, op: t.Attention, precision: DType | None = None, sink: Value | None = None
 ) -> Stages:
     """Attention whose scores are read, or with a `sink` [heads]: one more score in each softmax
     that no value belongs to (Xiao et al., Efficient Streaming Language Models, 2023)."""
-    b, h, s, _ = q.type.shape
-    d = k.type.shape[2]
-    raw = e.map("mul", times_keys(e, q, k), how.scale)
+    b, h, s, _ = op.q.type.shape
+    d = op.k.type.shape[2]
+    raw = e.map("mul", times_keys(e, op.q, op.k), op.scale)
     raw = reshaped(e, raw, (b, h, s, d))
     capped = raw
-    if how.softcap > 0:
-        capped = e.map("tanh", e.map("div", raw, how.softcap))
-        capped = e.map("mul", capped, how.softcap)
+    if op.softcap > 0:
+        capped = e.map("tanh", e.map("div", raw, op.softcap))
+        capped = e.map("mul", capped, op.softcap)
     place = None
-    if how.hides:
-        place = e.lazy(TensorType((s, d), bool_), lambda: ~how.hidden(s, d), "visible")
+    if op.causal or op.window is not None:
+        place = e.lazy(TensorType((s, d), bool_), lambda: ~unseen(op), "visible")
     masked = capped
-    for m in (place, mask):
+    for m in (place, op.mask):
         if m is None:
             continue
         if m.type.dtype == bool_:
@@ -191,30 +151,24 @@ def attend_in_stages(
             none = e.map("isinf", masked)
             weights = e.map("where", none, e.constant(0, weights.type.dtype), weights)
     weights = cast(e, weights, raw.type.dtype)
-    return Stages(
-        y=times_values(e, weights, v), raw=raw, capped=capped, masked=masked, weights=weights
-    )
+    y = times_values(e, weights, op.v)
+    return Stages(y=y, raw=raw, capped=capped, masked=masked, weights=weights)
 
 
 def attended(
     e: Emitter,
-    q: Value,
-    kept: tuple[KeyValueCache, KeyValueCache],
-    mask: Value | None,
-    how: SoftmaxSettings,
+    op: t.Attention,
     *,
     shown: str = "",
     precision: DType | None = None,
     sink: Value | None = None,
-) -> tuple[Value, Value, Value, Value | None]:
-    """The result, keys and values as they are kept now, and the scores at the stage `shown`: one
-    kernel, unless scores are read or there is a sink."""
-    keys, values = kept
-    presents = (keys.present, values.present)
+) -> tuple[Value, Value | None]:
+    """The result, and the scores at the stage `shown`: one kernel, unless scores are read or there
+    is a sink."""
     if not shown and sink is None:
-        return attend(e, q, keys.all, values.all, mask, how), *presents, None
-    stages = attend_in_stages(e, q, keys.all, values.all, mask, how, precision, sink)
-    return stages.y, *presents, getattr(stages, shown) if shown else None
+        return e(op), None
+    stages = attend_in_stages(e, op, precision, sink)
+    return stages.y, getattr(stages, shown) if shown else None
 
 
 def both(e: Emitter, seen: Value | None, added: Value | None, hidden: float = -inf) -> Value | None:
@@ -236,7 +190,7 @@ def all_of(e: Emitter, *masks: Value | None) -> Value | None:
 def within(e: Emitter, lengths: Value, keys: int) -> Value:
     """lengths [b]  →  whether key d is among the first lengths[b]: bool[b, 1, 1, d]"""
     column = e(t.Reshape(lengths, (lengths.type.size, 1, 1, 1)))
-    return e.map("lt", line(e, keys, 4, 3, lengths.type.dtype, fold=True), column)
+    return e.map("lt", line(e, keys, lengths.type.dtype, axis=3, rank=4, fold=True), column)
 
 
 # ---------------------------------------------------------------------------- ai.onnx Attention
@@ -258,14 +212,17 @@ def attention(n: OnnxNode, e: Emitter) -> Results:
         for i in (4, 5):
             n.of_rank(i, 4)
     past = 0 if n.get(4) is None else n[4].type.shape[2]
-    kept = extended(e, n.get(4), k, past), extended(e, n.get(5), v, past)
-    s, d = q.type.shape[2], kept[0].all.type.shape[2]
+    keys, values = extended(e, n.get(4), k, past), extended(e, n.get(5), v, past)
+    s, d = q.type.shape[2], keys.all.type.shape[2]
     scale = n.attr("scale")
     left, right = n.attr("left_window_size", -1), n.attr("right_window_size", -1)
     reach = right if right >= 0 else None  # how far ahead a query may see
     if n.attr("is_causal", 0):
         reach = 0
-    how = SoftmaxSettings(
+    op = t.Attention(
+        q,
+        keys.all,
+        values.all,
         scale=scale_of_heads(q.type.shape[3]) if scale is None else float(scale),
         causal=reach is not None,
         offset=past + (reach or 0),
@@ -275,9 +232,9 @@ def attention(n: OnnxNode, e: Emitter) -> Results:
     mask, seen = n.get(3), None
     if (lengths := n.get(6)) is not None:
         seen = within(e, lengths, d)
-        if how.window is not None or (how.causal and (s > 1 or reach)):
-            seen = all_of(e, seen, in_window(e, lengths, s, d, how))
-        how = replace(how, causal=False, offset=0, window=None)
+        if op.window is not None or (op.causal and (s > 1 or reach)):
+            seen = all_of(e, seen, in_window(e, lengths, op))
+        op = replace(op, causal=False, offset=0, window=None)
     if mask is not None:
         n.of_rank(3, 1, 2, 3, 4)
         mask = filled(e, mask if mask.type.dtype == bool_ else cast(e, mask, q.type.dtype), d)
@@ -294,20 +251,20 @@ def attention(n: OnnxNode, e: Emitter) -> Results:
         if not 0 <= mode < len(kinds):
             raise n.refused("qk_matmul_output_mode is out of range", "0..3", mode)
         shown = kinds[mode]
-    y, *rest = attended(e, q, kept, mask, how, shown=shown, precision=precision)
-    return join_heads(e, y) if flat else y, *rest
+    y, scores = attended(e, replace(op, mask=mask), shown=shown, precision=precision)
+    return join_heads(e, y) if flat else y, keys.present, values.present, scores
 
 
-def in_window(e: Emitter, lengths: Value, s: int, d: int, how: SoftmaxSettings) -> Value:
+def in_window(e: Emitter, lengths: Value, op: t.Attention) -> Value:
     """Which keys the settings leave in view, the queries being the last s of each sequence."""
-    dtype = lengths.type.dtype
+    dtype, s, d = lengths.type.dtype, op.q.type.shape[2], op.k.type.shape[2]
     start = e(t.Reshape(lengths, (lengths.type.size, 1, 1, 1)))
-    start = e.map("add", start, how.offset - s)
-    here = e.map("add", start, line(e, s, 4, 2, dtype, fold=True))
-    key = line(e, d, 4, 3, dtype, fold=True)
-    seen: Value | None = e.map("ge", here, key) if how.causal else None
-    if how.window is not None:
-        oldest = e.map("sub", here, how.window)
+    start = e.map("add", start, op.offset - s)
+    here = e.map("add", start, line(e, s, dtype, axis=2, rank=4, fold=True))
+    key = line(e, d, dtype, axis=3, rank=4, fold=True)
+    seen: Value | None = e.map("ge", here, key) if op.causal else None
+    if op.window is not None:
+        oldest = e.map("sub", here, op.window)
         seen = all_of(e, seen, e.map("le", oldest, key))
     assert seen is not None
     return seen
@@ -334,7 +291,7 @@ def flex_attention(n: OnnxNode, e: Emitter) -> Value:
     scale = scale_of_heads(width) if scale is None else float(scale)
     change_scores, change_weights = n.attr("score_mod"), n.attr("prob_mod")
     if change_scores is None and change_weights is None:
-        return attend(e, q, k, v, None, SoftmaxSettings(scale))
+        return e(t.Attention(q, k, v, scale=scale))
     dtype = q.type.dtype
     precision = n.dtype("softmax_precision", f64 if dtype == f64 else f32)
     scores = e.map("mul", cast(e, times_keys(e, q, k), precision), scale)
@@ -350,27 +307,42 @@ def flex_attention(n: OnnxNode, e: Emitter) -> Value:
 # ---------------------------------------------------------------------------- rotary embedding
 
 
-def angles(e: Emitter, cos: Value, sin: Value, dim: int, interleaved: bool) -> tuple[Value, Value]:
-    """cos and sin [.., r] cut to the `dim` / 2 that turn, and sin with both its signs [.., 2 r]:
-    -sin for the first of each pair, sin for the second. Done to whole tables, so that it folds."""
+@dataclass(frozen=True)
+class Turn:
+    """By which angles pairs of cells turn: cos [.., r], and sin with both its signs [.., 2 r]: -sin
+    for the first of each pair, sin for the second. Pairs are neighbours where `interleaved`, else
+    r apart."""
+
+    cos: Value
+    signed: Value
+    interleaved: bool
+
+    def of(self, rows: Callable[[Value], Value]) -> Turn:
+        """The same for these rows of both tables."""
+        return replace(self, cos=rows(self.cos), signed=rows(self.signed))
+
+
+def angles(n: OnnxNode, e: Emitter, cos: Value, sin: Value) -> Turn:
+    """Whole tables cos and sin [.., r], cut to the columns that turn; so it folds."""
+    interleaved = bool(n.attr("interleaved", 0) or n.attr("rotary_interleaved", 0))
     last = cos.type.rank - 1
-    r = dim // 2 if dim else cos.type.shape[last]
+    r = n.attr("rotary_embedding_dim", 0) // 2 or cos.type.shape[last]
     cos, sin = (part(e, v, last, 0, r) for v in (cos, sin))
     lead = sin.type.shape[:-1]
     signs = (e.map("neg", sin), sin)
     if interleaved:
         signs = tuple(e(t.Reshape(v, (*lead, r, 1))) for v in signs)
     signed = e(t.Concat(signs, last + interleaved))
-    return cos, reshaped(e, signed, (*lead, 2 * r))
+    return Turn(cos, reshaped(e, signed, (*lead, 2 * r)), interleaved)
 
 
-def rotated(e: Emitter, x: Value, cos: Value, signed: Value, interleaved: bool) -> Value:
+def rotated(e: Emitter, x: Value, turn: Turn) -> Value:
     """Each pair (a, b) of the leading 2 r cells of x's last axis turned to (a cos - b sin, b cos +
-    a sin), r as cos has. Pairs are neighbours where `interleaved`, else r apart: with the pair as
-    an axis, x cos + (x reversed along it) * signed sin.
+    a sin): with the pair as an axis, x cos + (x reversed along it) * signed sin.
 
     Su et al., RoFormer, 2021.
     """
+    cos, signed, interleaved = turn.cos, turn.signed, turn.interleaved
     r, width = cos.type.shape[-1], x.type.shape[-1]
     lead, last = x.type.shape[:-1], x.type.rank - 1
     pair, axis = ((r, 2), last + 1) if interleaved else ((2, r), last)
@@ -386,14 +358,12 @@ def rotated(e: Emitter, x: Value, cos: Value, signed: Value, interleaved: bool) 
     return e(t.Concat((y, part(e, x, last, 2 * r, width - 2 * r)), last))
 
 
-def rotary(e: Emitter, x: Value, cos: Value, signed: Value, heads: int, interleaved: bool) -> Value:
-    """x [b, heads, s, d] or [b, s, heads * d], turned by `angles` [b, s, ..] (b may be 1)."""
+def rotary(e: Emitter, x: Value, turn: Turn, heads: int = 0) -> Value:
+    """x [b, heads, s, d] or [b, s, heads * d], turned by angles [b, s, ..] (b may be 1)."""
     shape = x.type.shape
     if x.type.rank == 4:
-        cos, signed = (
-            e(t.Reshape(v, (v.type.shape[0], 1, *v.type.shape[1:]))) for v in (cos, signed)
-        )
-        return rotated(e, x, cos, signed, interleaved)
+        turn = turn.of(lambda v: e(t.Reshape(v, (v.type.shape[0], 1, *v.type.shape[1:]))))
+        return rotated(e, x, turn)
     if x.type.rank != 3 or not heads or shape[2] % heads:
         raise ModelError(
             "RotaryEmbedding: num_heads does not divide the hidden size",
@@ -401,19 +371,18 @@ def rotary(e: Emitter, x: Value, cos: Value, signed: Value, heads: int, interlea
             found=f"{x.type}, num_heads={heads}",
         )
     x = e(t.Reshape(x, (*shape[:2], heads, shape[2] // heads)))
-    cos, signed = (e(t.Reshape(v, (*v.type.shape[:2], 1, v.type.shape[2]))) for v in (cos, signed))
-    return e(t.Reshape(rotated(e, x, cos, signed, interleaved), shape))
+    turn = turn.of(lambda v: e(t.Reshape(v, (*v.type.shape[:2], 1, v.type.shape[2]))))
+    return e(t.Reshape(rotated(e, x, turn), shape))
 
 
 def rotary_embedding(n: OnnxNode, e: Emitter) -> Value:
     """x, cos and sin: [b, s, r], or tables that position_ids [b, s] index."""
-    turn = bool(n.attr("interleaved", 0))
-    rank = 3 if n.get(3) is None else 2
-    tables = n.of_rank(1, rank), n.of_rank(2, rank)
-    cos, signed = angles(e, *tables, n.attr("rotary_embedding_dim", 0), turn)
-    if (ids := n.get(3)) is not None:
-        cos, signed = (e(t.Gather(v, ids, 0)) for v in (cos, signed))
-    return rotary(e, n[0], cos, signed, n.attr("num_heads", 0), turn)
+    ids = n.get(3)
+    rank = 3 if ids is None else 2
+    turn = angles(n, e, n.of_rank(1, rank), n.of_rank(2, rank))
+    if ids is not None:
+        turn = turn.of(lambda v: e(t.Gather(v, ids, 0)))
+    return rotary(e, n[0], turn, n.attr("num_heads", 0))
 
 
 def rows_at(e: Emitter, table: Value, ids: Value, s: int) -> Value:
@@ -421,7 +390,7 @@ def rows_at(e: Emitter, table: Value, ids: Value, s: int) -> Value:
     if ids.type.rank == 0:
         ids = e(t.Reshape(ids, (1,)))
     if ids.type.size == 1 and ids.type.rank == 1 and s != 1:
-        ids = e.map("add", line(e, s, 1, 0, ids.type.dtype, fold=True), ids)
+        ids = e.map("add", line(e, s, ids.type.dtype, fold=True), ids)
     if ids.type.rank == 1:
         ids = e(t.Reshape(ids, (1, ids.type.size)))
     return e(t.Gather(table, ids, 0))
@@ -431,11 +400,9 @@ def ms_rotary_embedding(n: OnnxNode, e: Emitter) -> Value:
     """x, position_ids, and the tables cos and sin."""
     x = n[0]
     s = x.type.shape[2 if x.type.rank == 4 else 1]
-    turn = bool(n.attr("interleaved", 0))
     heads = n.attr("num_heads", 0) or x.type.shape[-1] // max(2 * n[2].type.shape[-1], 1)
-    tables = angles(e, n[2], n[3], n.attr("rotary_embedding_dim", 0), turn)
-    cos, signed = (rows_at(e, v, n[1], s) for v in tables)
-    y = rotary(e, x, cos, signed, heads, turn)
+    turn = angles(n, e, n[2], n[3]).of(lambda v: rows_at(e, v, n[1], s))
+    y = rotary(e, x, turn, heads)
     scale = float(n.attr("scale", 1.0))
     return y if scale == 1 else e.map("mul", y, scale)
 
@@ -468,9 +435,8 @@ def ms_multimodal_rotary(n: OnnxNode, e: Emitter) -> Value:
         assert chosen is not None
         tables.append(chosen)
     heads = n.attr("num_heads", 0) or x.type.shape[-1] // max(2 * tables[0].type.shape[-1], 1)
-    turn = bool(n.attr("interleaved", 0))
-    cos, signed = angles(e, tables[0], tables[1], n.attr("rotary_embedding_dim", 0), turn)
-    return rotary(e, x, cos, signed, heads, turn)
+    cos, sin = tables
+    return rotary(e, x, angles(n, e, cos, sin), heads)
 
 
 def ms_gemma_rotary(n: OnnxNode, e: Emitter) -> Results:
@@ -503,7 +469,7 @@ def key_mask(e: Emitter, mask: Value | None, b: int, s: int, d: int) -> Value | 
         seen = within(e, lengths, d)
         if shape == (2 * b,):
             start = e(t.Reshape(part(e, mask, 0, b, b), (b, 1, 1, 1)))
-            key = line(e, d, 4, 3, mask.type.dtype, fold=True)
+            key = line(e, d, mask.type.dtype, axis=3, rank=4, fold=True)
             seen = e.map("and", seen, e.map("ge", key, start))
         elif shape not in ((b,), (3 * b + 2,)):
             raise ModelError(
@@ -521,14 +487,12 @@ def key_mask(e: Emitter, mask: Value | None, b: int, s: int, d: int) -> Value | 
     return mask if mask.type.dtype == bool_ else e.map("gt", mask, 0)
 
 
-def used_length(n: OnnxNode, e: Emitter, i: int, held: int, s: int, shared: bool) -> int:
-    """How much of a past buffer is filled: all of it, unless it is shared with the present; then
-    operand i says, or it is taken to become full."""
-    if not shared:
-        return held
-    known = n.known(i)
+def used_length(n: OnnxNode, e: Emitter, length: Value | None, held: int, s: int) -> int:
+    """How much is filled of a past buffer that is shared with the present: as `length` says, or it
+    is taken to become full."""
+    known = None if length is None else e.array_of(length)
     if known is not None:
-        return int(np.asarray(known).reshape(-1)[0])
+        return int(known.reshape(-1)[0])
     used = max(held - s, 0)
     e.assume(f"{n.name}: {used} of the {held} past positions in the cache are assumed to be filled")
     return used
@@ -546,27 +510,28 @@ def masked(
     past: Sequence[Value | None],
     *,
     mask: Value | None,
-    added: Value | None,
-    length: int,
+    added: Value | None = None,
+    length: Value | None = None,
     shared: bool,
 ) -> Results:
     """The attention of q, k and v [b, heads, s, d] behind a past, under an integer mask and an
-    added one; operand `length` says how much of a past is filled that shares its buffer."""
+    added one; `length` says how much of a past is filled that shares its buffer."""
     q, k, v = qkv
     b, _, s, width = q.type.shape
-    used = 0
-    if past[0] is not None:
-        used = used_length(n, e, length, past[0].type.shape[2], s, shared)
-    kept = extended(e, past[0], k, used), extended(e, past[1], v, used)
-    seen = key_mask(e, mask, b, s, kept[0].all.type.shape[2])
+    used = 0 if past[0] is None else past[0].type.shape[2]
+    if shared and past[0] is not None:
+        used = used_length(n, e, length, used, s)
+    keys, values = extended(e, past[0], k, used), extended(e, past[1], v, used)
+    seen = key_mask(e, mask, b, s, keys.all.type.shape[2])
     seen = both(e, seen, added, float(n.attr("mask_filter_value", -1e4)))
-    how = SoftmaxSettings(scale_of(n, width), bool(n.attr("unidirectional", 0)), used)
-    y, *rest = attended(e, q, kept, seen, how, shown="raw" if n.has_output(3) else "")
-    return join_heads(e, y), *rest
+    scale, causal = scale_of(n, width), bool(n.attr("unidirectional", 0))
+    op = t.Attention(q, keys.all, values.all, seen, scale=scale, causal=causal, offset=used)
+    y, scores = attended(e, op, shown="raw" if n.has_output(3) else "")
+    return join_heads(e, y), keys.present, values.present, scores
 
 
 def from_projection(
-    n: OnnxNode, e: Emitter, qkv: Value, *, mask: int, past: int, added: int, length: int
+    n: OnnxNode, e: Emitter, qkv: Value, past: Value | None, **operands: Value | None
 ) -> Results:
     """Self-attention from q, k and v side by side [b, s, 3 * hidden]. past and present hold keys
     and values stacked: [2, b, heads, positions, d]."""
@@ -577,11 +542,9 @@ def from_projection(
         )
     sizes = n.attr("qkv_hidden_sizes") or (qkv.type.shape[2] // 3,) * 3
     heads = [split_heads(e, x, n.attr("num_heads")) for x in cut(e, qkv, 2, sizes)]
-    stack = n.get(past)
-    halves = [None if stack is None else pick(e, stack, 0, i) for i in (0, 1)]
-    how = {"mask": n.get(mask), "added": n.get(added)}
+    halves = [None if past is None else pick(e, past, 0, i) for i in (0, 1)]
     shared = bool(n.attr("past_present_share_buffer", 0))
-    y, *presents, _ = masked(n, e, heads, halves, **how, length=length, shared=shared)
+    y, *presents, _ = masked(n, e, heads, halves, shared=shared, **operands)
     if not n.has_output(1):
         return y, None
     stacked = tuple(e(t.Reshape(x, (1, *x.type.shape))) for x in presents if x is not None)
@@ -593,17 +556,14 @@ def ms_attention(n: OnnxNode, e: Emitter) -> Results:
     qkv = e(t.Matmul(n[0], n[1]))
     if n.get(2) is not None:
         qkv = e.map("add", qkv, n[2])
-    return from_projection(n, e, qkv, mask=3, past=4, added=5, length=6)
+    return from_projection(n, e, qkv, n.get(4), mask=n.get(3), added=n.get(5), length=n.get(6))
 
 
 def ms_qattention(n: OnnxNode, e: Emitter) -> Results:
     """input, weights, bias, their scales, mask, their zero points, past."""
     scale = product(e, n[4], n[3])
-    qkv = matmul_to_float(e, n[0], n[1], scale, n.get(6), n.get(7), n[2])
-    return from_projection(n, e, qkv, mask=5, past=8, added=NONE, length=NONE)
-
-
-NONE = 99  # the place of an operand that an operator does not have
+    qkv = matmul_to_float(e, Codes(n[0], n.get(6)), Codes(n[1], n.get(7)), scale, n[2])
+    return from_projection(n, e, qkv, n.get(8), mask=n.get(5))
 
 
 def biased(e: Emitter, x: Value, bias: Value | None, start: int, shape: tuple[int, ...]) -> Value:
@@ -651,16 +611,16 @@ def projected(n: OnnxNode, e: Emitter, bias: Value | None) -> tuple[Value, ...]:
 
 def ms_multi_head_attention(n: OnnxNode, e: Emitter) -> Results:
     """q, k, v, bias, mask, added bias, past key, past value, past length, beams."""
-    past, how = (n.get(6), n.get(7)), {"mask": n.get(4), "added": n.get(5)}
+    past, how = (n.get(6), n.get(7)), {"mask": n.get(4), "added": n.get(5), "length": n.get(8)}
     shared = n.get(8) is not None
-    return masked(n, e, projected(n, e, n.get(3)), past, **how, length=8, shared=shared)
+    return masked(n, e, projected(n, e, n.get(3)), past, **how, shared=shared)
 
 
 def ms_decoder_masked(n: OnnxNode, e: Emitter) -> Results:
     """q, k, v, mask, added bias, past key, past value, past length, beam width, beams, bias."""
-    past, how = (n.get(5), n.get(6)), {"mask": n.get(3), "added": n.get(4)}
+    past, how = (n.get(5), n.get(6)), {"mask": n.get(3), "added": n.get(4), "length": n.get(7)}
     shared = bool(n.attr("past_present_share_buffer", 0))
-    return masked(n, e, projected(n, e, n.get(10)), past, **how, length=7, shared=shared)
+    return masked(n, e, projected(n, e, n.get(10)), past, **how, shared=shared)
 
 
 def ms_group_query_attention(n: OnnxNode, e: Emitter) -> Results:
@@ -690,32 +650,32 @@ def ms_group_query_attention(n: OnnxNode, e: Emitter) -> Results:
             e(t.Normalize(x, axes=(3,), scale=w, bias=None, eps=eps, center=False))
             for x, w in ((q, n[14]), (k, n[15]))
         )
-    past_k, past_v = n.get(3), n.get(4)
-    used = cached_length(n, e, 0 if past_k is None else past_k.type.shape[2], s)
+    past = n.get(3)
+    used = cached_length(n, e, 0 if past is None else past.type.shape[2], s)
     if n.attr("do_rotary", 0):
-        turn = bool(n.attr("rotary_interleaved", 0))
-        cos, signed = (cache_rows(n, e, v, used, s) for v in angles(e, n[7], n[8], 0, turn))
-        q, k = (rotary(e, x, cos, signed, 0, turn) for x in (q, k))
-    kept = (
-        quantized_cache(n, e, past_k, k, used, n.get(12), "k"),
-        quantized_cache(n, e, past_v, v, used, n.get(13), "v"),
-    )
+        turn = angles(n, e, n[7], n[8]).of(lambda v: cache_rows(n, e, v, used, s))
+        q, k = (rotary(e, x, turn) for x in (q, k))
+    keys, values = (quantized_cache(n, e, i, x, used) for i, x in enumerate((k, v)))
     local = n.attr("local_window_size", -1)
-    how = SoftmaxSettings(
+    op = t.Attention(
+        q,
+        keys.all,
+        values.all,
+        n.get(10),
         scale=scale_of(n, width),
         causal=bool(n.attr("causal", 1)),
         offset=used,
         window=local - 1 if local > 0 else None,
         softcap=float(n.attr("softcap", 0.0) or 0.0),
     )
-    added, sink = n.get(10), n.get(11)
+    sink = n.get(11)
     if n.attr("smooth_softmax", -1) == 1 and sink is None:
         sink = e.fill(0, TensorType((heads,), q.type.dtype))
     shown, output = "", n.attr("qk_output", 0)
     if n.has_output(3) and (output or sink is not None):
         shown = "weights" if output == 2 else "masked"
-    y, *rest = attended(e, q, kept, added, how, shown=shown, sink=sink)
-    return join_heads(e, y), *rest
+    y, scores = attended(e, op, shown=shown, sink=sink)
+    return join_heads(e, y), keys.present, values.present, scores
 
 
 def cached_length(n: OnnxNode, e: Emitter, held: int, s: int) -> int:
@@ -751,18 +711,11 @@ def cache_rows(n: OnnxNode, e: Emitter, table: Value, used: int, s: int) -> Valu
     return e(t.Reshape(rows, (1, *rows.type.shape)))
 
 
-def quantized_cache(
-    n: OnnxNode,
-    e: Emitter,
-    past: Value | None,
-    new: Value,
-    used: int,
-    scale: Value | None,
-    side: str,
-) -> KeyValueCache:
-    """`extended`, the cache held in 8 bits where it has a scale: for all, or for each channel of
-    each head."""
-    if past is None or scale is None or n.attr(f"{side}_quant_type", "NONE") == "NONE":
+def quantized_cache(n: OnnxNode, e: Emitter, i: int, new: Value, used: int) -> KeyValueCache:
+    """`extended` of the keys (i = 0) or the values (1), held in 8 bits where the cache has a scale:
+    one for all, or for each channel of each head."""
+    past, scale = n.get(3 + i), n.get(12 + i)
+    if past is None or scale is None or n.attr(f"{'kv'[i]}_quant_type", "NONE") == "NONE":
         return extended(e, past, new, used)
     if n.attr("kv_cache_bit_width", 8) != 8:
         raise n.refused("a cache of 4 bits is not supported", "8 bits")
@@ -846,7 +799,8 @@ def causal_conv(n: OnnxNode, e: Emitter) -> Results:
 def tensor_scatter(n: OnnxNode, e: Emitter) -> Value:
     """cache, update, and where in each sequence it goes; it wraps round where the mode says so."""
     axis = n.axis(n[0].type.rank, -2)
-    return written(e, n[0], n[1], n.get(2), axis, n.attr("mode", "linear") == "circular")
+    circular = n.attr("mode", "linear") == "circular"
+    return written(e, n[0], n[1], n.get(2), axis, circular=circular)
 
 
 CONVERTERS: dict[str, Converter] = {

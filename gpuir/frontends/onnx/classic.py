@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -195,47 +196,32 @@ MODES = ("BRANCH_LEQ", "BRANCH_LT", "BRANCH_GTE", "BRANCH_GT", "BRANCH_EQ", "BRA
 AGGREGATES = ("AVERAGE", "SUM", "MIN", "MAX")
 
 
-def trees(
-    n: OnnxNode,
-    e: Emitter,
-    nodes: np.ndarray,
-    splits: np.ndarray,
-    roots: Sequence[int] | np.ndarray,
-    leaves: Sequence[tuple[int, int]] | np.ndarray,
-    targets: np.ndarray,
-    weights: np.ndarray,
-    members: Sequence[float] = (),
-    count: int = 1,
-    how: str = "SUM",
-) -> Value:
-    """The routine `trees`: every row of x walks every tree. See its numpy meaning for the tables,
+TABLES = ("nodes", "splits", "roots", "leaves", "targets", "weights", "members")
+
+
+def trees(n: OnnxNode, e: Emitter, *, count: int, how: str, **tables: Any) -> Value:
+    """The routine `trees`: every row of x walks every tree. See its numpy meaning for the `TABLES`,
     which are operands: a device reads them too."""
     x = n[0]
     if not x.type.dtype.is_float:
         x = cast(e, x, f32)
     dtype = x.type.dtype
-    tables = (
-        e.constant(nodes.reshape(-1, 7), i64, "nodes"),
-        e.constant(splits, dtype, "splits"),
-        e.constant(roots, i64, "roots"),
-        e.constant(np.asarray(leaves).reshape(-1, 2), i64, "leaves"),
-        e.constant(targets, i64, "targets"),
-        e.constant(weights, dtype, "weights"),
-        e.constant(members, dtype, "members"),
-    )
+    floats = {"splits": dtype, "weights": dtype, "members": dtype}
+    operands = [e.constant(tables[name], floats.get(name, i64), name) for name in TABLES]
+    nodes, roots = tables["nodes"], tables["roots"]
     rows = x.type.shape[0]
     depth = max(len(nodes) // max(len(roots), 1), 1).bit_length()
     gives = (TensorType((rows, count), dtype),)
     attrs = (("aggregate", how), ("targets", count))
-    op = t.Routine("trees", (x, *tables), gives, attrs, work=rows * len(roots) * depth)
+    op = t.Routine("trees", (x, *operands), gives, attrs, work=rows * len(roots) * depth)
     return e(op)
 
 
-def columns(n: OnnxNode, *names: str, zeros: str = "") -> tuple[np.ndarray, ...]:
+def columns(n: OnnxNode, names: str, zeros: str = "") -> tuple[np.ndarray, ...]:
     """These attributes, which are columns of one table: `nodes_values` or, as a tensor,
     `nodes_values_as_tensor`. The one called `zeros` is zeros where it is absent."""
     found: list[np.ndarray] = []
-    for name in names:
+    for name in names.split():
         value = n.attr(name)
         value = n.attr(f"{name}_as_tensor") if value is None else value
         if value is None and name == zeros:
@@ -244,7 +230,7 @@ def columns(n: OnnxNode, *names: str, zeros: str = "") -> tuple[np.ndarray, ...]
     if len({len(column) for column in found}) > 1:
         raise n.refused(
             "attributes of one table have different lengths",
-            f"the same length for each of: {', '.join(names)}",
+            f"the same length for each of: {', '.join(names.split())}",
             ", ".join(str(len(column)) for column in found),
         )
     return tuple(found)
@@ -266,23 +252,23 @@ TRACKS = "nodes_missing_value_tracks_true"
 def tree_ensemble(n: OnnxNode, e: Emitter) -> Value:
     table = columns(
         n,
-        *("nodes_featureids", "nodes_modes", "nodes_truenodeids", "nodes_trueleafs"),
-        *("nodes_falsenodeids", "nodes_falseleafs", TRACKS, "nodes_splits"),
+        "nodes_featureids nodes_modes nodes_truenodeids nodes_trueleafs nodes_falsenodeids "
+        f"nodes_falseleafs {TRACKS} nodes_splits",
         zeros=TRACKS,
     )
-    targets, leaf_weights = columns(n, "leaf_targetids", "leaf_weights")
+    targets, leaf_weights = columns(n, "leaf_targetids leaf_weights")
     y = trees(
         n,
         e,
-        np.stack(table[:-1], 1),
-        table[-1],
-        n.attr("tree_roots"),
-        [(i, 1) for i in range(len(targets))],
-        targets,
-        leaf_weights,
-        n.attrs.get("membership_values", ()),
-        n.attr("n_targets", 1),
-        among(n, "aggregate_function", 1, AGGREGATES),
+        nodes=np.stack(table[:-1], 1),
+        splits=table[-1],
+        roots=n.attr("tree_roots"),
+        leaves=np.stack((np.arange(len(targets)), np.ones(len(targets))), 1),
+        targets=targets,
+        weights=leaf_weights,
+        members=n.attrs.get("membership_values", ()),
+        count=n.attr("n_targets", 1),
+        how=among(n, "aggregate_function", 1, AGGREGATES),
     )
     return transformed(n, e, y, among(n, "post_transform", 0, TRANSFORMS))
 
@@ -294,14 +280,14 @@ def numbers(n: OnnxNode, attr: str) -> Sequence[float]:
 
 
 def named_trees(
-    n: OnnxNode, e: Emitter, of: str, ids: Sequence[int], count: int, how: str
+    n: OnnxNode, e: Emitter, of: str, ids: Sequence[int], count: int, *, how: str = "SUM"
 ) -> Value:
     """The older form: nodes are named by tree and number, leaves are nodes of mode LEAF, and each
     leaf may weigh on several of the `count` targets or classes (`of` which they speak)."""
     tree, node, modes, feature, split, track, yes, no = columns(
         n,
-        *("nodes_treeids", "nodes_nodeids", "nodes_modes", "nodes_featureids", "nodes_values"),
-        *(TRACKS, "nodes_truenodeids", "nodes_falsenodeids"),
+        "nodes_treeids nodes_nodeids nodes_modes nodes_featureids nodes_values "
+        f"{TRACKS} nodes_truenodeids nodes_falsenodeids",
         zeros=TRACKS,
     )
     modes = modes.astype(str)
@@ -315,7 +301,7 @@ def named_trees(
     row_of = named_rows(n.op, tree, node)
     place = np.where(is_leaf, np.cumsum(is_leaf), np.cumsum(~is_leaf)) - 1  # among its own kind
 
-    owners = columns(n, f"{of}_treeids", f"{of}_nodeids", f"{of}_weights")
+    owners = columns(n, f"{of}_treeids {of}_nodeids {of}_weights")
     owner = row_of(*owners[:2])
     if len(owner) < len(ids) or not is_leaf[owner].all():
         raise n.refused(
@@ -343,15 +329,15 @@ def named_trees(
     return trees(
         n,
         e,
-        np.concatenate((rows, single)),
-        np.concatenate((split[inner], zero)),
-        roots,
-        spans,
-        target[order],
-        weight[order],
-        (),
-        count,
-        how,
+        nodes=np.concatenate((rows, single)),
+        splits=np.concatenate((split[inner], zero)),
+        roots=roots,
+        leaves=spans,
+        targets=target[order],
+        weights=weight[order],
+        members=(),
+        count=count,
+        how=how,
     )
 
 
@@ -392,7 +378,7 @@ def with_base(n: OnnxNode, e: Emitter, y: Value) -> Value:
 
 def tree_ensemble_regressor(n: OnnxNode, e: Emitter) -> Value:
     count, how = n.attr("n_targets", 1), n.attr("aggregate_function", "SUM")
-    y = with_base(n, e, named_trees(n, e, "target", n.attr("target_ids", ()), count, how))
+    y = with_base(n, e, named_trees(n, e, "target", n.attr("target_ids", ()), count, how=how))
     return transformed(n, e, y, n.attr("post_transform", "NONE"))
 
 
@@ -403,12 +389,12 @@ def tree_ensemble_classifier(n: OnnxNode, e: Emitter) -> tuple[Value, Value]:
     names, count = labels(n, e, "classlabels_int64s")
     ids, how = n.attr("class_ids", ()), n.attr("post_transform", "NONE")
     if count != 2 or len(set(ids)) != 1:
-        y = with_base(n, e, named_trees(n, e, "class", ids, count, "SUM"))
+        y = with_base(n, e, named_trees(n, e, "class", ids, count))
         best = e(t.ArgReduce("max", y, 1))
         return e(t.Gather(names, best)), transformed(n, e, y, how)
     if len(numbers(n, "base_values")) > 1:
         raise n.refused("there are two base values, but weights of one class only")
-    s = with_base(n, e, named_trees(n, e, "class", (0,) * len(ids), 1, "SUM"))
+    s = with_base(n, e, named_trees(n, e, "class", (0,) * len(ids), 1))
     is_probability = min(numbers(n, "class_weights"), default=0) >= 0
     above = e.map("gt", s, 0.5 if is_probability else 0.0)
     chosen = e(t.Reshape(e(t.Cast(above, i64)), (s.type.shape[0],)))

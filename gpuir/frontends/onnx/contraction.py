@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from math import prod
 
 import numpy as np
 
 from gpuir.frontends.emit import Emitter
 from gpuir.frontends.idioms import (
-    SlidingWindow,
     column_image,
     matrix_product,
     reshaped,
@@ -259,7 +259,7 @@ def check_window(n: OnnxNode, window: tuple[int, ...]) -> None:
         raise n.refused("kernel_shape is not the shape of the weights", list(window), list(given))
 
 
-def sliding(n: OnnxNode, spatial: tuple[int, ...], window: tuple[int, ...]) -> SlidingWindow:
+def sliding(n: OnnxNode, spatial: tuple[int, ...], window: tuple[int, ...]) -> t.SlidingWindow:
     """The padding that `pads`, `auto_pad` and `ceil_mode` come to.
 
     SAME_*: ceil(n / stride) positions, the odd cell of padding at the end (UPPER) or the start.
@@ -281,24 +281,21 @@ def sliding(n: OnnxNode, spatial: tuple[int, ...], window: tuple[int, ...]) -> S
         )
     auto = n.choice("auto_pad", "NOTSET", ("NOTSET", "VALID", "SAME_UPPER", "SAME_LOWER"))
     pads = per_axis(n, "pads", 2 * count, 0) if auto == "NOTSET" else (0,) * (2 * count)
-    low, high, extra = list(pads[:count]), list(pads[count:]), [0] * count
-    rows = zip(spatial, window, strides, dilations, strict=True)
-    for i, (cells, w, stride, dilation) in enumerate(rows):
-        reach = dilation * (w - 1) + 1
-        if auto.startswith("SAME"):
-            total = max((-(-cells // stride) - 1) * stride + reach - cells, 0)
-            low[i] = total // 2 if auto == "SAME_UPPER" else total - total // 2
-            high[i] = total - low[i]
-        elif n.attr("ceil_mode", 0):
-            positions = -(-(cells + low[i] + high[i] - reach) // stride) + 1
-            if (positions - 1) * stride >= cells + low[i]:
-                positions -= 1
-            if positions != t.window_extent(cells, w, stride, low[i], high[i], dilation):
-                wanted = (positions - 1) * stride + reach - cells - low[i]
-                extra[i] = max(wanted - high[i], 0)
-                high[i] = max(wanted, 0)
-    around = {"low": tuple(low), "high": tuple(high), "extra": tuple(extra)}
-    return SlidingWindow(window, strides, dilations=dilations, **around)
+    s = t.SlidingWindow(window, strides, pads[:count], pads[count:], dilations)
+    rows = zip(spatial, s.reaches, strides, strict=True)
+    if auto.startswith("SAME"):
+        totals = [max((-(-n // by) - 1) * by + reach - n, 0) for n, reach, by in rows]
+        less = tuple(total // 2 for total in totals)
+        more = tuple(total - a for total, a in zip(totals, less, strict=True))
+        low, high = (less, more) if auto == "SAME_UPPER" else (more, less)
+        return replace(s, low=low, high=high)
+    if n.attr("ceil_mode", 0):
+        counts: list[int] = []
+        for i, (cells, reach, stride) in enumerate(rows):
+            count = -(-(cells + s.low[i] + s.high[i] - reach) // stride) + 1
+            counts.append(count - ((count - 1) * stride >= cells + s.low[i]))
+        return s.hanging(spatial, counts)
+    return s
 
 
 def add_bias(y: Value, bias: Value | None, e: Emitter) -> Value:
@@ -358,7 +355,12 @@ def conv_transpose(n: OnnxNode, e: Emitter) -> Value:
         high[i], extra[i] = max(-over, 0), max(over, 0)
     y = e(
         t.ConvTranspose(
-            *(x, w, strides, tuple(low), tuple(high), dilations),
+            x,
+            w,
+            strides=strides,
+            low=tuple(low),
+            high=tuple(high),
+            dilations=dilations,
             groups=n.attr("group", 1),
             extra=tuple(extra) if any(extra) else (),
         )
@@ -501,7 +503,7 @@ def col2im(n: OnnxNode, e: Emitter) -> Value:
             x.type,
         )
     result = TensorType((batch, depth // prod(block), *image), x.type.dtype)
-    return column_image(e, x, image, s, result, x.type.size)
+    return column_image(e, x, image, s, gives=result, work=x.type.size)
 
 
 CONVERTERS: dict[str, Converter] = {

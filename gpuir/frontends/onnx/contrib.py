@@ -149,13 +149,14 @@ def complex_product(n: OnnxNode, e: Emitter, conjugate: bool) -> Value:
 
 
 def normalized(
-    n: OnnxNode, e: Emitter, x: Value, scale: Value, bias: Value | None, center: bool, eps: float
+    n: OnnxNode, e: Emitter, x: Value, bias: Value | None = None, *, center: bool = True
 ) -> tuple[Value, Value | None, Value | None]:
-    """x normalised over its last axis, and its mean and inverse deviation where they are read."""
-    last = (x.type.rank - 1,)
-    narrow = x.type.dtype
-    dtype = scale.type.dtype
-    y = e(t.Normalize(cast(e, x, dtype), axes=last, scale=scale, bias=bias, eps=eps, center=center))
+    """x normalised over its last axis by the scale n[2], and its mean and inverse deviation where
+    they are read."""
+    last, eps = (x.type.rank - 1,), float(n.attr("epsilon", 1e-12))
+    narrow, scale = x.type.dtype, n[2]
+    wide = cast(e, x, scale.type.dtype)
+    y = e(t.Normalize(wide, axes=last, scale=scale, bias=bias, eps=eps, center=center))
     mean = inverse = None
     if n.has_output(1):
         mean = e(t.Reduce("mean", x, last, keepdims=True))
@@ -169,15 +170,13 @@ def normalized(
 def skip_layer_norm(n: OnnxNode, e: Emitter) -> Results:
     """input, skip, gamma, beta, bias. The sum is a result too, where it is read."""
     x = plus(e, n[0], n[1], n.get(4))
-    y = normalized(n, e, x, n[2], n.get(3), True, float(n.attr("epsilon", 1e-12)))
-    return *y, x
+    return *normalized(n, e, x, n.get(3)), x
 
 
 def skip_rms_norm(n: OnnxNode, e: Emitter) -> Results:
     """input, skip, gamma, bias."""
     x = plus(e, n[0], n[1], n.get(3))
-    y = normalized(n, e, x, n[2], None, False, float(n.attr("epsilon", 1e-12)))
-    return *y, x
+    return *normalized(n, e, x, center=False), x
 
 
 def rms_norm(n: OnnxNode, e: Emitter) -> Results:
@@ -385,7 +384,15 @@ def mixture(
     up, gate = ((fc1, bias1), (None, None)) if fc3 is None else ((fc3, bias3), (fc1, bias1))
     assert up[0] is not None
     mix = t.Experts(
-        *(rows, which, shares, up[0], fc2, gate[0], up[1], bias2, gate[1]),
+        rows,
+        which,
+        shares,
+        up=up[0],
+        down=fc2,
+        gate=gate[0],
+        up_bias=up[1],
+        down_bias=bias2,
+        gate_bias=gate[1],
         fn=fns.get(kind, "silu"),
         interleaved=kind == "swiglu" and fusion == 1,
     )

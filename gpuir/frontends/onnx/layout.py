@@ -383,7 +383,7 @@ def one_hot(n: OnnxNode, e: Emitter) -> Value:
     shape = indices.type.shape
     indices = e(t.Reshape(indices, (*shape[:axis], 1, *shape[axis:])))
     fold = e.const_of(n[0]) is not None
-    hot = e.map("eq", indices, line(e, depth, rank + 1, axis, i64, fold))
+    hot = e.map("eq", indices, line(e, depth, axis=axis, rank=rank + 1, fold=fold))
     off, on = (reshaped(e, sliced(e, values, {0: (i, 1, 1)}), ()) for i in (0, 1))
     return e.map("where", hot, on, off)
 
@@ -395,8 +395,8 @@ def trilu(n: OnnxNode, e: Emitter) -> Value:
         raise n.refused("the input is not a matrix", "at least two axes", x.type)
     rows, columns = x.type.shape[-2:]
     fold = e.const_of(x) is not None
-    across = line(e, columns, 2, 1, i64, fold)
-    down = line(e, rows, 2, 0, i64, fold)
+    across = line(e, columns, axis=1, rank=2, fold=fold)
+    down = line(e, rows, axis=0, rank=2, fold=fold)
     offset = e.map("sub", across, down)
     k = reshaped(e, n[1], ()) if n.get(1) is not None else e.constant(0, i64)
     kept = e.map("ge" if n.attr("upper", 1) else "le", offset, k)

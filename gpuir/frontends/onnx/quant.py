@@ -19,7 +19,7 @@ where sums over known weights fold.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from math import prod
 
 import numpy as np
@@ -131,6 +131,7 @@ def dequantize(
     x: Value,
     scale: Value,
     zero_point: Value | None = None,
+    *,
     axis: int = 0,
     block: int = 0,
     dtype: DType | None = None,
@@ -158,6 +159,7 @@ def quantize(
     scale: Value,
     zero_point: Value | None,
     dtype: DType,
+    *,
     axis: int = 0,
     block: int = 0,
     precision: DType | None = None,
@@ -218,10 +220,10 @@ def quantize_linear(n: OnnxNode, e: Emitter) -> Value:
         scale,
         zero_point,
         named or u8,
-        axis,
-        n.attr("block_size", 0),
-        DTYPES.get(n.attr("precision", 0)),
-        bool(n.attr("saturate", 1)),
+        axis=axis,
+        block=n.attr("block_size", 0),
+        precision=DTYPES.get(n.attr("precision", 0)),
+        saturate=bool(n.attr("saturate", 1)),
     )
 
 
@@ -230,11 +232,12 @@ def dequantize_linear(n: OnnxNode, e: Emitter) -> Value:
     x, scale = n[0], n[1]
     dtype = DTYPES.get(n.attr("output_dtype", 0))
     axis = 0 if scale.type.size == 1 and scale.type.rank <= 1 else n.axis(x.type.rank, 1)
-    return dequantize(e, x, scale, n.get(2), axis, n.attr("block_size", 0), dtype)
+    block = n.attr("block_size", 0)
+    return dequantize(e, x, scale, n.get(2), axis=axis, block=block, dtype=dtype)
 
 
-def dynamic_quantize(e: Emitter, x: Value) -> tuple[Value, Value, Value]:
-    """x as u8 over its own range (widened to hold zero), its scale and its zero point."""
+def dynamic_quantize(e: Emitter, x: Value) -> tuple[Codes, Value]:
+    """x as u8 over its own range (widened to hold zero), and its scale."""
     axes = tuple(range(x.type.rank))
     low = e.map("min", e(t.Reduce("min", x, axes)), 0.0)
     high = e.map("max", e(t.Reduce("max", x, axes)), 0.0)
@@ -243,28 +246,34 @@ def dynamic_quantize(e: Emitter, x: Value) -> tuple[Value, Value, Value]:
     scale = e.map("where", flat, e.fill(1.0, span.type), span)  # all zero: any scale does
     zero = e.map("div", e.map("neg", low), scale)
     zero_point = saturated(e, zero, None, u8)
-    return quantize(e, x, scale, zero_point, u8), scale, zero_point
+    return Codes(quantize(e, x, scale, zero_point, u8), zero_point), scale
 
 
 def dynamic_quantize_linear(n: OnnxNode, e: Emitter) -> Results:
-    return dynamic_quantize(e, n[0])
+    codes, scale = dynamic_quantize(e, n[0])
+    return codes.x, scale, codes.zero
 
 
 # ---------------------------------------------------------------------------- integer products
 
 
-def recentred(e: Emitter, w: Value, zero_point: Value | None) -> tuple[Value, Value | None]:
+@dataclass(frozen=True)
+class Codes:
+    """Numbers x that stand for x - zero; `zero` is a scalar, or has one for each row or column."""
+
+    x: Value
+    zero: Value | None = None
+
+
+def recentred(e: Emitter, w: Codes) -> Codes:
     """A known u8 weight around 128  →  the i8 weight around zero that it is, bit for bit."""
-    if zero_point is None or w.type.dtype != u8 or zero_point.type.rank > 1:
-        return w, zero_point
-    weights, zeros = e.const_of(w), e.array_of(zero_point)
+    if w.zero is None or w.x.type.dtype != u8 or w.zero.type.rank > 1:
+        return w
+    weights, zeros = e.const_of(w.x), e.array_of(w.zero)
     if weights is None or zeros is None or not (zeros == 128).all():
-        return w, zero_point
-    bytes_of = weights.array
-    numbers = e.lazy(
-        w.type.with_dtype(i8), lambda: (bytes_of() ^ 128).view(np.int8), origin=weights
-    )
-    return numbers, None
+        return w
+    bytes_of, type = weights.array, w.x.type.with_dtype(i8)
+    return Codes(e.lazy(type, lambda: (bytes_of() ^ 128).view(np.int8), origin=weights))
 
 
 def accumulator_of(a: Value, b: Value) -> DType:
@@ -275,18 +284,17 @@ def total(e: Emitter, x: Value, axis: int, dtype: DType) -> Value:
     return e(t.Reduce("sum", cast(e, x, dtype), (axis,), keepdims=True))
 
 
-def matmul_integer(
-    e: Emitter, a: Value, b: Value, za: Value | None = None, zb: Value | None = None
-) -> Value:
+def matmul_integer(e: Emitter, left: Codes, right: Codes) -> Value:
     """sum over k of (a[.., m, k] - za) * (b[.., k, n] - zb), exactly, as numpy's matmul takes 1-D
     operands. za is a scalar or one a row, zb a scalar or one a column."""
 
     def multiply(a: Value, b: Value) -> Value:
-        b, zeros_b = recentred(e, b, zb)
+        centred = recentred(e, Codes(b, right.zero))
+        b = centred.x
         acc = accumulator_of(a, b)
         y = e(t.Matmul(a, b, acc))
         k = a.type.shape[-1]
-        zeros_a, zeros_b = offset(e, za), offset(e, zeros_b)
+        zeros_a, zeros_b = offset(e, left.zero), offset(e, centred.zero)
         zeros_b = None if zeros_b is None else cast(e, zeros_b, acc)
         if zeros_a is not None:
             zeros_a = cast(e, zeros_a, acc)
@@ -301,24 +309,24 @@ def matmul_integer(
             y = e.map("sub", y, e.map("mul", rows, zeros_b))
         return y
 
-    return as_in_numpy(e, a, b, multiply)
+    return as_in_numpy(e, left.x, right.x, multiply)
 
 
 def matmul_integer_op(n: OnnxNode, e: Emitter) -> Value:
-    return matmul_integer(e, n[0], n[1], n.get(2), n.get(3))
+    return matmul_integer(e, Codes(n[0], n.get(2)), Codes(n[1], n.get(3)))
 
 
-def conv_integer(
-    n: OnnxNode, e: Emitter, x: Value, w: Value, zx: Value | None, zw: Value | None
-) -> Value:
+def conv_integer(n: OnnxNode, e: Emitter, image: Codes, weight: Codes) -> Value:
     """The convolution of x - zx with w - zw in i32, exactly. Padding is zero of x - zx: where zx is
     not zero, x is padded with it beforehand."""
+    x, w = image.x, weight.x
     s = sliding(n, spatial_axes(x, n), w.type.shape[2:])
     groups = n.attr("group", 1)
     spatial = x.type.rank - 2
-    w, zw = recentred(e, w, zw)
+    weight = recentred(e, weight)
+    w = weight.x
     acc = accumulator_of(x, w)
-    zx, zw = offset(e, zx), offset(e, zw)
+    zx, zw = offset(e, image.zero), offset(e, weight.zero)
     if zx is not None and any((*s.low, *s.high)):
         x = e(t.Pad(x, (0, 0, *s.low), (0, 0, *s.high), reshaped(e, zx, ())))
         s = replace(s, low=(0,) * spatial, high=(0,) * spatial)
@@ -348,13 +356,12 @@ def conv_integer(
 
 
 def conv_integer_op(n: OnnxNode, e: Emitter) -> Value:
-    return conv_integer(n, e, n[0], n[1], n.get(2), n.get(3))
+    return conv_integer(n, e, Codes(n[0], n.get(2)), Codes(n[1], n.get(3)))
 
 
 def qlinear_matmul(n: OnnxNode, e: Emitter) -> Value:
     """a, a_scale, a_zero_point, b, b_scale, b_zero_point, y_scale, y_zero_point."""
-    a, b = n[0], n[3]
-    acc = matmul_integer(e, a, b, n.get(2), n.get(5))
+    acc = matmul_integer(e, Codes(n[0], n.get(2)), Codes(n[3], n.get(5)))
     sa, sb = n[1], n[4]
     if sa.type.rank == 1 and sa.type.size > 1:
         sa = e(t.Reshape(sa, (sa.type.size, 1)))
@@ -369,7 +376,7 @@ def qlinear_conv(n: OnnxNode, e: Emitter) -> Value:
     last = bool(n.attr("channels_last", 0))
     if last:
         x = channels_first(e, x)
-    acc = conv_integer(n, e, x, w, n.get(2), n.get(5))
+    acc = conv_integer(n, e, Codes(x, n.get(2)), Codes(w, n.get(5)))
     channels = (w.type.shape[0], *(1,) * (x.type.rank - 2))
     bias = n.get(8)
     if bias is not None:
@@ -381,16 +388,10 @@ def qlinear_conv(n: OnnxNode, e: Emitter) -> Value:
 
 
 def matmul_to_float(
-    e: Emitter,
-    a: Value,
-    b: Value,
-    scale: Value,
-    za: Value | None,
-    zb: Value | None,
-    bias: Value | None,
+    e: Emitter, a: Codes, b: Codes, scale: Value, bias: Value | None = None
 ) -> Value:
     """The integer product, then t.cast → mul scale → add bias."""
-    acc = matmul_integer(e, a, b, za, zb)
+    acc = matmul_integer(e, a, b)
     y = e.map("mul", cast(e, acc, scale.type.dtype), scale)
     return y if bias is None else e.map("add", y, bias)
 

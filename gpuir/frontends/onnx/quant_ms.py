@@ -25,6 +25,7 @@ from gpuir.frontends.onnx import contraction, pointwise, reduction
 from gpuir.frontends.onnx.contrib import mask_lengths, mixture
 from gpuir.frontends.onnx.node import Converter, OnnxNode, Results
 from gpuir.frontends.onnx.quant import (
+    Codes,
     ScaleLayout,
     dequantize,
     dequantize_linear,
@@ -52,14 +53,15 @@ PACKED = {4: u4, 2: u2}  # the dtype of numbers packed so many bits each
 def matmul_integer_to_float(n: OnnxNode, e: Emitter) -> Value:
     """a, b, a_scale, b_scale, a_zero_point, b_zero_point, bias."""
     scale = product(e, n[3], n[2]) if n[2].type.size == 1 else product(e, n[2], n[3])
-    return matmul_to_float(e, n[0], n[1], scale, n.get(4), n.get(5), n.get(6))
+    a, b = Codes(n[0], n.get(4)), Codes(n[1], n.get(5))
+    return matmul_to_float(e, a, b, scale, n.get(6))
 
 
 def dynamic_quantize_matmul(n: OnnxNode, e: Emitter) -> Value:
     """a in float, b, b_scale, b_zero_point, bias."""
-    a, a_scale, za = dynamic_quantize(e, n[0])
+    a, a_scale = dynamic_quantize(e, n[0])
     scale = e(t.Map("mul", (n[2], a_scale)), "scale")
-    return matmul_to_float(e, a, n[1], scale, za, n.get(3), n.get(4))
+    return matmul_to_float(e, a, Codes(n[1], n.get(3)), scale, n.get(4))
 
 
 def matmul_integer16(n: OnnxNode, e: Emitter) -> Value:
@@ -141,7 +143,7 @@ def qgemm(n: OnnxNode, e: Emitter) -> Value:
         a = e(t.Transpose(a, (1, 0)))
     if n.attr("transB", 0):
         b = e(t.Transpose(b, (1, 0)))
-    acc = matmul_integer(e, a, b, n.get(2), n.get(5))
+    acc = matmul_integer(e, Codes(a, n.get(2)), Codes(b, n.get(5)))
     if (c := n.get(6)) is not None:
         acc = e.map("add", acc, c)
     scale = product(e, n[4], n[1])
@@ -247,7 +249,8 @@ def matmul_nbits(n: OnnxNode, e: Emitter) -> Value:
             zero_point = e(t.Reshape(zero_point, (rows, zero_point.type.size // rows)))
         zero_point = first_cells(e, zero_point, (rows, blocks))
     scales = e(t.Reshape(scales, (rows, blocks)))
-    w = e(t.Reshape(of_blocks(e, w, scales, zero_point, bits, dtype), (rows, blocks * block)))
+    w = of_blocks(e, w, scales, zero_point, bits=bits, dtype=dtype)
+    w = e(t.Reshape(w, (rows, blocks * block)))
     w = first_cells(e, w, (rows, k))
     y = matrix_product(e, a, e(t.Transpose(w, (1, 0))))
     bias = n.get(5)
@@ -255,7 +258,7 @@ def matmul_nbits(n: OnnxNode, e: Emitter) -> Value:
 
 
 def of_blocks(
-    e: Emitter, codes: Value, scales: Value, zero_point: Value | None, bits: int, dtype: DType
+    e: Emitter, codes: Value, scales: Value, zero_point: Value | None, *, bits: int, dtype: DType
 ) -> Value:
     """[.., blocks, block] numbers less their block's zero point, or the middle of what `bits` hold,
     times its scale: both [.., blocks]."""
@@ -315,7 +318,7 @@ def expert_weight(n: OnnxNode, e: Emitter, i: int, packed: Value) -> Value:
         zero_point = e(t.Slice(zero_point, (0,) * len(each), each, (1,) * len(each)))
         zero_point = e(t.Reshape(zero_point, (experts, rows, blocks)))
     scales = e(t.Reshape(scales, (experts, rows, blocks)))
-    w = of_blocks(e, codes, scales, zero_point, bits, n[0].type.dtype)
+    w = of_blocks(e, codes, scales, zero_point, bits=bits, dtype=n[0].type.dtype)
     return e(t.Reshape(w, (experts, rows, cells)))
 
 
@@ -433,20 +436,19 @@ def gather_block_quantized(n: OnnxNode, e: Emitter) -> Value:
         zeros = e.fill(zero, TensorType((), x.type.dtype)) if zero else None
     else:
         zeros = rows(zero_point)
-    return block_dequantize(e, x, scale, zeros, axis, block)
+    return block_dequantize(e, x, scale, zeros, axis=axis, block=block)
 
 
 def block_dequantize(
-    e: Emitter, x: Value, scale: Value, zeros: Value | None, axis: int, block: int
+    e: Emitter, x: Value, scale: Value, zeros: Value | None, *, axis: int, block: int
 ) -> Value:
     """`dequantize` where the zero point may be one number for all blocks."""
+    op = "GatherBlockQuantized"
     if zeros is None or zeros.type.rank:
-        return dequantize(e, x, scale, zeros, axis, block, op="GatherBlockQuantized")
+        return dequantize(e, x, scale, zeros, axis=axis, block=block, op=op)
     shifted = e(t.Cast(x, scale.type.dtype), fold=False)
     shifted = e.map("sub", shifted, cast(e, zeros, scale.type.dtype))
-    blocks = ScaleLayout(
-        e=e, op="GatherBlockQuantized", x=shifted.type, scale=scale.type, axis=axis, size=block
-    )
+    blocks = ScaleLayout(e=e, op=op, x=shifted.type, scale=scale.type, axis=axis, size=block)
     y = e.map("mul", blocks.split(shifted), blocks.spread(scale))
     return blocks.join(y)
 

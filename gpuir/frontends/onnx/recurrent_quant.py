@@ -7,7 +7,7 @@ from gpuir.frontends.emit import Emitter
 from gpuir.frontends.idioms import pick
 from gpuir.frontends.onnx import recurrent
 from gpuir.frontends.onnx.node import Converter, OnnxNode, Results
-from gpuir.frontends.onnx.quant import dynamic_quantize, matmul_to_float
+from gpuir.frontends.onnx.quant import Codes, dynamic_quantize, matmul_to_float
 from gpuir.ir.graph import Value
 from gpuir.ir.types import TensorType
 from gpuir.ops import tensor as t
@@ -26,14 +26,14 @@ def dynamic_quantize_lstm(n: OnnxNode, e: Emitter) -> Results:
     batch, hidden = x.type.shape[1], r.type.shape[1]
     functions = recurrent.activations(n, ("sigmoid", "tanh", "tanh"), directions)
     zero = e.fill(0, TensorType((batch, hidden), x.type.dtype))
-    quantized, x_scale, zx = dynamic_quantize(e, x)
+    quantized, x_scale = dynamic_quantize(e, x)
 
     def of(d: int) -> recurrent.Way:
         own, own_r, w_scale, zw, r_scale, zr = (
             pick(e, v, 0, d) for v in (w, r, n[8], n[9], n[10], n[11])
         )
         scale = e(t.Map("mul", (w_scale, x_scale)), "scale")
-        gates = matmul_to_float(e, quantized, own, scale, zx, zw, None)
+        gates = matmul_to_float(e, quantized, Codes(own, zw), scale)
         if (bias := n.get(3)) is not None:
             both = pick(e, bias, 0, d)
             halves = (recurrence.columns(e, both, i, 4 * hidden) for i in (0, 1))
@@ -46,9 +46,9 @@ def dynamic_quantize_lstm(n: OnnxNode, e: Emitter) -> Results:
             state: tuple[Value, ...],
             inside: Emitter,
         ) -> tuple[Value, ...]:
-            h, scale, zh = dynamic_quantize(inside, state[0])
+            h, scale = dynamic_quantize(inside, state[0])
             scale = inside.map("mul", r_scale, scale)
-            product = matmul_to_float(inside, h, own_r, scale, zh, zr, None)
+            product = matmul_to_float(inside, h, Codes(own_r, zr), scale)
             added = inside.map("add", now, product)
             i, o, forget, c = (recurrence.columns(inside, added, k, hidden) for k in range(4))
             kept = inside.map("mul", f[0](forget, inside), state[1])

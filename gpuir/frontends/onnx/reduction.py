@@ -10,7 +10,7 @@ from gpuir.frontends.idioms import along_channels, cast, inverse_root, line, mom
 from gpuir.frontends.onnx.layout import axes_of
 from gpuir.frontends.onnx.node import Converter, OnnxNode, Results
 from gpuir.ir.graph import Value
-from gpuir.ir.types import DType, f32, f64, i64
+from gpuir.ir.types import DType, f32, f64
 from gpuir.ops import tensor as t
 
 
@@ -95,7 +95,7 @@ def hardmax(e: Emitter, x: Value, axis: int) -> Value:
     """1 where the largest cell first stands, else 0."""
     fold = e.const_of(x) is not None
     best = e(t.ArgReduce("max", x, axis, keepdims=True))
-    numbers = line(e, x.type.shape[axis], x.type.rank, axis, i64, fold)
+    numbers = line(e, x.type.shape[axis], axis=axis, rank=x.type.rank, fold=fold)
     return e(t.Cast(e.map("eq", best, numbers), x.type.dtype))
 
 

@@ -157,7 +157,7 @@ def grid_sample(n: OnnxNode, e: Emitter) -> Value:
     mode = n.choice("mode", "linear", (*INTERPOLATION, "bilinear", "bicubic"))
     padding = n.choice("padding_mode", "zeros", ("zeros", "border", "reflection"))
     align = bool(n.attr("align_corners", 0))
-    return sampled(e, x, grid, mode.removeprefix("bi"), padding, align)
+    return sampled(e, x, grid, mode=mode.removeprefix("bi"), padding=padding, align=align)
 
 
 def affine_grid(n: OnnxNode, e: Emitter) -> Value:

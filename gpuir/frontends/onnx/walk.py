@@ -260,8 +260,6 @@ class OnnxWalk:
         load, key = self.load, key_of(step.op, step.domain)
         attributes = Attributes(step.attributes, load.source, self.attributes)
         function = load.functions.get((step.domain, step.op, step.overload))
-        if function is not None:
-            return True, self.call(function, name, inputs, attributes, self.loc, len(step.outputs))
         n = OnnxNode(
             op=step.op,
             domain=step.domain,
@@ -273,6 +271,8 @@ class OnnxWalk:
             emit=self.emit,
             walk=self,
         )
+        if function is not None:
+            return True, self.call(function, n, attributes, self.loc)
         if n.version < MODERN and not step.domain:
             n = modernise(n)
         converter = CONVERTERS.get(key) or self.emit.scope.converter(key)
@@ -304,13 +304,7 @@ class OnnxWalk:
     # -- functions
 
     def call(
-        self,
-        function: FunctionProto,
-        name: str,
-        inputs: Sequence[Value | None],
-        attributes: Attributes,
-        loc: Loc | None,
-        outputs: int,
+        self, function: FunctionProto, n: OnnxNode, attributes: Attributes, loc: Loc | None
     ) -> tuple[Value | None, ...]:
         """The function's body in place of the call."""
         load = self.load
@@ -323,21 +317,21 @@ class OnnxWalk:
         defaults = {a.name: a for a in function.attribute_proto if a.name not in attributes}
         given = _Merged(attributes, Attributes(defaults, load.source))
         body = OnnxWalk(load, self.emit, opsets, attributes=given)
-        body.path = body.title = f"{name}/"
+        body.path = body.title = f"{n.name}/"
         body.loc = loc
         steps = load.steps_of_function(function)
-        if len(inputs) > len(steps.inputs):
-            found = f"{len(inputs)} of {len(steps.inputs)}"
+        if len(n.inputs) > len(steps.inputs):
+            found = f"{len(n.inputs)} of {len(steps.inputs)}"
             raise ModelError(f"{key}: the call has more inputs than the function", found=found)
         body.env.update(dict.fromkeys(steps.inputs))
-        body.env.update(zip(steps.inputs, inputs, strict=False))
+        body.env.update(zip(steps.inputs, n.inputs, strict=False))
         load.calls.append(key)
         try:
             body.run(steps)
         finally:
             load.calls.pop()
-        wanted = steps.outputs[:outputs]
-        return tuple(body.find(v, self.load.loc(name)) for v in wanted)
+        wanted = steps.outputs[: len(n.outputs)]
+        return tuple(body.find(v, self.load.loc(n.name)) for v in wanted)
 
     def unconverted(
         self, step: NodeStep, n: OnnxNode, attributes: Attributes
@@ -373,7 +367,7 @@ class OnnxWalk:
             if function is not None:
                 function.name, function.domain = step.op, step.domain
                 loc = self.emit.builder.locs[0]
-                return self.call(function, n.name, n.inputs, attributes, loc, len(step.outputs))
+                return self.call(function, n, attributes, loc)
         outside = tuple(self.find(name, self.load.loc(n.name)) for name in step.free)
         n = replace(n, inputs=(*n.inputs, *outside))
         return self.opaque(n, self.opaque_types(schema, step, n))

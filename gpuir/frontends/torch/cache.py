@@ -174,9 +174,10 @@ def past(
     keys: Sequence[torch.Tensor],
     values: Sequence[torch.Tensor],
     windows: Sequence[int | None],
+    *,
     length: int,
     new: int,
-    masked: bool = False,
+    masked: bool,
 ) -> Cache:
     """A cache that holds `length` tokens, about to take `new` ones, for attention that is `masked`
     even where no key is hidden, or not. Where those go is counted once

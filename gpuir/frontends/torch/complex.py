@@ -60,7 +60,7 @@ def absolute(n: TorchNode, e: Emitter) -> Value:
     (aten/src/ATen/native/UnaryOps.cpp, unary_op_impl_with_complex_to_float_out)."""
     x = n["self"]
     if not is_complex(x):
-        return mapped(e, "abs", n.type.dtype, x)
+        return mapped(e, "abs", x, dtype=n.type.dtype)
     size = e(t.Cast(magnitude(e, x), x.type.dtype))
     where, e.builder.locs = e.builder.locs, beside(e.builder.locs, "real")
     y = e(t.Cast(size, n.type.dtype))
@@ -76,7 +76,7 @@ def angle(n: TorchNode, e: Emitter) -> Value:
         return e.map("atan2", imaginary, real)
     x = cast(e, x, dtype)
     zero = e.map("mul", x, x)  # not below zero: the angle is 0, or pi where x turns it
-    return e.map("atan2", mapped(e, "mul", dtype, zero, 0), x)
+    return e.map("atan2", mapped(e, "mul", zero, 0, dtype=dtype), x)
 
 
 def conjugated(e: Emitter, x: Value) -> Value:

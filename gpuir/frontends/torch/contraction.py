@@ -9,14 +9,7 @@ from functools import partial
 from typing import Any
 
 from gpuir.frontends.emit import Emitter
-from gpuir.frontends.idioms import (
-    SlidingWindow,
-    as_in_numpy,
-    cast,
-    reshaped,
-    scale_of_heads,
-    widened,
-)
+from gpuir.frontends.idioms import as_in_numpy, cast, reshaped, scale_of_heads, widened
 from gpuir.frontends.torch.complex import conjugated, is_complex, pair
 from gpuir.frontends.torch.node import Converter, Results, TorchNode
 from gpuir.frontends.torch.pointwise import mapped
@@ -69,13 +62,13 @@ def scaled_product(n: TorchNode, e: Emitter) -> Value:
     if all(s.type.size == 1 or s.type.size == size for s, size in zip(scales, (rows, columns))):
         for s, shape in zip(scales, ((rows, 1), (1, columns)), strict=True):
             s = reshaped(e, s, () if s.type.size == 1 else shape)
-            y = mapped(e, "mul", f32, y, s)
+            y = mapped(e, "mul", y, s, dtype=f32)
     else:
         e.assume(f"{n.name}: the scales of the blocks are not applied and are counted as free")
     if (bias := n.get("bias")) is not None:
-        y = mapped(e, "add", f32, y, bias)
+        y = mapped(e, "add", y, bias, dtype=f32)
     if (whole := n.get("scale_result")) is not None:
-        y = mapped(e, "mul", f32, y, reshaped(e, whole, ()))
+        y = mapped(e, "mul", y, reshaped(e, whole, ()), dtype=f32)
     return cast(e, y, n.type.dtype)
 
 
@@ -96,17 +89,17 @@ def add_product(n: TorchNode, e: Emitter, a: str, b: str, sums: bool = False) ->
     if sums:
         y = e(t.Reduce("sum", y, (0,)))
     alpha, beta = n.args["alpha"], n.args["beta"]
-    y = y if alpha == 1 else mapped(e, "mul", dtype, y, alpha)
+    y = y if alpha == 1 else mapped(e, "mul", y, alpha, dtype=dtype)
     x = n["self"]
     if beta == 0:
         return y
-    x = x if beta == 1 else mapped(e, "mul", dtype, x, beta)
-    return mapped(e, "add", dtype, y, x)
+    x = x if beta == 1 else mapped(e, "mul", x, beta, dtype=dtype)
+    return mapped(e, "add", y, x, dtype=dtype)
 
 
 def outer(n: TorchNode, e: Emitter) -> Value:
     a, b = n["self"], n["vec2"]
-    return mapped(e, "mul", n.type.dtype, reshaped(e, a, (a.type.size, 1)), b)
+    return mapped(e, "mul", reshaped(e, a, (a.type.size, 1)), b, dtype=n.type.dtype)
 
 
 # ---------------------------------------------------------------------------- convolutions
@@ -128,13 +121,14 @@ def conv(n: TorchNode, e: Emitter) -> Value:
         high = tuple(0 if padding == "valid" else total - total // 2 for total in totals)
     else:
         low = high = spread(padding, count)
+    slide = t.SlidingWindow(w.type.shape[2:], strides, low, high, dilations).slide
     extra = spread(n.args["output_padding"], count) if transposes else ()
 
     def convolved(x: Value, w: Value, bias: Value | None) -> Value:
         if transposes:
-            y = e(t.ConvTranspose(x, w, strides, low, high, dilations, groups, extra))
+            y = e(t.ConvTranspose(x, w, **slide, groups=groups, extra=extra))
         else:
-            y = e(t.Conv(x, w, strides, low, high, dilations, groups))
+            y = e(t.Conv(x, w, **slide, groups=groups))
         if bias is None:
             return y
         return e.map("add", y, reshaped(e, bias, (bias.type.size, *(1,) * count)))
@@ -180,9 +174,9 @@ def by_parts(
     real = call("real - imaginary", "sub", p, q)
     rest = call("both - imaginary - real", "sub", call("both - real", "sub", r, p), q)
     at("i")
-    turned = mapped(e, "mul", x.type.dtype, rest, 1j)
+    turned = mapped(e, "mul", rest, 1j, dtype=x.type.dtype)
     at("result")
-    y = mapped(e, "add", x.type.dtype, real, turned)
+    y = mapped(e, "add", real, turned, dtype=x.type.dtype)
     e.builder.locs = where
     return y
 
@@ -211,11 +205,11 @@ def pool(n: TorchNode, e: Emitter, fn: Any, count: int) -> Results:
     extra = s.extra if include and any(s.extra) and not divisor else ()
     y = e(t.Pool("mean", image, s.sizes, **s.slide, include_pad=include, extra=extra))
     if divisor:
-        y = mapped(e, "mul", y.type.dtype, y, math.prod(s.sizes) / divisor)
+        y = mapped(e, "mul", y, math.prod(s.sizes) / divisor, dtype=y.type.dtype)
     return reshaped(e, y, n.type.shape)
 
 
-def sliding(n: TorchNode, spatial: tuple[int, ...], extents: tuple[int, ...]) -> SlidingWindow:
+def sliding(n: TorchNode, spatial: tuple[int, ...], extents: tuple[int, ...]) -> t.SlidingWindow:
     """The windows of a pool over so many cells, `extents` of them: in ceil mode the last one may
     hang over."""
     count = len(spatial)
@@ -223,14 +217,7 @@ def sliding(n: TorchNode, spatial: tuple[int, ...], extents: tuple[int, ...]) ->
     strides = spread(n.args["stride"] or sizes, count)
     low = spread(n.args["padding"], count)
     dilations = spread(n.args.get("dilation", 1), count)
-    high, extra = list(low), [0] * count
-    rows = zip(spatial, sizes, strides, low, dilations, extents, strict=True)
-    for i, (cells, size, stride, pad, dilation, extent) in enumerate(rows):
-        if t.window_extent(cells, size, stride, pad, pad, dilation) != extent:
-            reach = (extent - 1) * stride + dilation * (size - 1) + 1
-            high[i] = max(reach - cells - pad, 0)
-            extra[i] = max(high[i] - pad, 0)
-    return SlidingWindow(sizes, strides, low, tuple(high), dilations=dilations, extra=tuple(extra))
+    return t.SlidingWindow(sizes, strides, low, low, dilations).hanging(spatial, extents)
 
 
 def adaptive_mean(n: TorchNode, e: Emitter) -> Results:
@@ -253,7 +240,7 @@ def adaptive_mean(n: TorchNode, e: Emitter) -> Results:
     window = tuple(a // b for a, b in zip(spatial, wanted, strict=True))
     image = reshaped(e, x, (1, *x.type.shape)) if x.type.rank == count + 1 else x
     none, one = (0,) * count, (1,) * count
-    s = SlidingWindow(window, window, none, none, one)
+    s = t.SlidingWindow(window, window, none, none, one)
     y = e(t.Pool("mean", image, s.sizes, **s.slide, adaptive=True))
     return reshaped(e, y, n.type.shape)
 

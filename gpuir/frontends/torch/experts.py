@@ -25,7 +25,13 @@ ACTIVATIONS = {
 
 
 def gated(
-    rows: torch.Tensor, fn: str, interleaved: bool, alpha: float, beta: float, limit: float | None
+    rows: torch.Tensor,
+    *,
+    fn: str,
+    interleaved: bool,
+    alpha: float,
+    beta: float,
+    limit: float | None,
 ) -> torch.Tensor:
     """What `t.Experts` makes of the rows of a gate and of those it lets through."""
     gate, up = (rows[..., ::2], rows[..., 1::2]) if interleaved else rows.chunk(2, -1)
@@ -42,8 +48,7 @@ def one_by_one(
     down: torch.Tensor,
     up_bias: torch.Tensor | None,
     down_bias: torch.Tensor | None,
-    fn: str,
-    *how: Any,
+    **how: Any,
 ) -> torch.Tensor:
     """`t.Experts`, one expert after another."""
     y = torch.zeros_like(x)
@@ -51,7 +56,7 @@ def one_by_one(
         token, place = torch.where(which == i)
         rows = functional.linear(x[token], up[i], None if up_bias is None else up_bias[i])
         apart = up.shape[1] == down.shape[2]
-        rows = ACTIVATIONS[fn](rows) if apart else gated(rows, fn, *how)
+        rows = ACTIVATIONS[how["fn"]](rows) if apart else gated(rows, **how)
         rows = functional.linear(rows, down[i], None if down_bias is None else down_bias[i])
         y = y.index_add(0, token, (rows * shares[token, place, None]).to(x.dtype))
     return y
@@ -75,8 +80,8 @@ def experts(
     each: Sequence[int] | None = None,
 ) -> torch.Tensor:
     """`t.Experts`; `dtype` is the result's where it is not that of x."""
-    biases = (up_bias, down_bias)
-    y = one_by_one(x, which, shares, up, down, *biases, fn, interleaved, alpha, beta, limit)
+    how = {"fn": fn, "interleaved": interleaved, "alpha": alpha, "beta": beta, "limit": limit}
+    y = one_by_one(x, which, shares, up, down, up_bias=up_bias, down_bias=down_bias, **how)
     return y if dtype is None else y.to(dtype)
 
 
@@ -103,7 +108,8 @@ def experts_gradient(
         None if v is None else v.detach().requires_grad_(v is not which) for v in given
     ]
     with torch.enable_grad():
-        y = one_by_one(*operands, fn, interleaved, alpha, beta, limit)
+        how = {"fn": fn, "interleaved": interleaved, "alpha": alpha, "beta": beta, "limit": limit}
+        y = one_by_one(*operands, **how)
         wanted = [v for v in operands if v is not None and v is not operands[1]]
         return list(torch.autograd.grad(y, wanted, dy, materialize_grads=True))
 

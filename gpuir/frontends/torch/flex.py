@@ -62,7 +62,10 @@ def attention(
         e.assume(f"{node.name}: {said}")
     seen = seen or SeenKeys()
     op = t.Attention(
-        *(q, k, v, None, float(scale)),
+        q,
+        k,
+        v,
+        scale=float(scale),
         causal=seen.causal,
         window=seen.window,
         softcap=cap or 0.0,
@@ -72,7 +75,7 @@ def attention(
     )
     y, stats = e.add(op)
     result, sums, largest = node.meta["val"]
-    stats = mapped(e, "mul", stats.type.dtype, stats, BASE_2)
+    stats = mapped(e, "mul", stats, BASE_2, dtype=stats.type.dtype)
     found = [cast(e, y, walk.dims.type(result).dtype), cast(e, stats, walk.dims.type(sums).dtype)]
     return *found, e.fill(0, walk.dims.type(largest))
 
@@ -104,7 +107,12 @@ def backward(
     if dstats is not None:
         e.assume(f"{node.name}: the gradient of its logarithms of sums is not applied")
     op = t.AttentionGradient(
-        *(q, k, v, y, natural(e, stats), e.fill(0, y.type) if dy is None else dy),
+        q,
+        k,
+        v,
+        y=y,
+        stats=natural(e, stats),
+        dy=e.fill(0, y.type) if dy is None else dy,
         scale=float(scale),
         causal=seen.causal,
         window=seen.window,
@@ -127,7 +135,7 @@ def natural(e: Emitter, stats: Value) -> Value:
         case t.Map("mul", (x,), (factor,)) if factor == BASE_2:
             return x
         case _:
-            return mapped(e, "mul", stats.type.dtype, stats, 1 / BASE_2)
+            return mapped(e, "mul", stats, 1 / BASE_2, dtype=stats.type.dtype)
 
 
 # ---------------------------------------------------------------------------- blocks

@@ -36,12 +36,16 @@ def attention(n: TorchNode, e: Emitter) -> Results:
 
 def attention_backward(n: TorchNode, e: Emitter) -> Results:
     q, k, v = (n[name] for name in ("query", "key", "value"))
-    dy: Value = n.one_of("grad_out", "grad_out_")
-    y, stats = n["out"], n["logsumexp"]
-    stats = reshaped(e, stats, q.type.shape[:-1])
-    causal = bool(n.args["is_causal"])
     op = t.AttentionGradient(
-        q, k, v, y, stats, dy, mask_of(n, e, q), scale=scale_of(n, q), causal=causal
+        q,
+        k,
+        v,
+        y=n["out"],
+        stats=reshaped(e, n["logsumexp"], q.type.shape[:-1]),
+        dy=n.one_of("grad_out", "grad_out_"),
+        mask=mask_of(n, e, q),
+        scale=scale_of(n, q),
+        causal=bool(n.args["is_causal"]),
     )
     found = e.add(op)
     rest = [None if type is None else e.fill(0, type) for type in n.types[3:]]
@@ -53,19 +57,17 @@ def attention_backward(n: TorchNode, e: Emitter) -> Results:
 
 def layer_norm_backward(n: TorchNode, e: Emitter) -> Results:
     """The gradients of input, weight and bias, those that `output_mask` asks for: two launches."""
-    dy, x, scale = n["grad_out"], n["input"], n.get("weight")
-    count = len(n.args["normalized_shape"])
+    x, count = n["input"], len(n.args["normalized_shape"])
     axes = tuple(range(x.type.rank - count, x.type.rank))
-    shape = x.type.shape[-count:]
-    return norm_backward(n, e, dy, x, scale, axes, shape, eps_of(n, e, n["rstd"]))
+    shape, eps = x.type.shape[-count:], eps_of(n, e, n["rstd"])
+    return norm_backward(n, e, n.get("weight"), axes=axes, shape=shape, eps=eps)
 
 
 def group_norm_backward(n: TorchNode, e: Emitter) -> Results:
-    dy, x = n["grad_out"], n["input"]
-    axes, shape = tuple(range(1, x.type.rank)), (x.type.shape[1], *(1,) * (x.type.rank - 2))
-    scale = per_channel(e, n.get("weight"), x.type.rank)
-    eps = eps_of(n, e, n["rstd"])
-    return norm_backward(n, e, dy, x, scale, axes, shape, eps, int(n.args["group"]))
+    x, groups = n["input"].type, int(n.args["group"])
+    axes, shape = tuple(range(1, x.rank)), (x.shape[1], *(1,) * (x.rank - 2))
+    scale, eps = per_channel(e, n.get("weight"), x.rank), eps_of(n, e, n["rstd"])
+    return norm_backward(n, e, scale, axes=axes, shape=shape, eps=eps, groups=groups)
 
 
 def batch_norm_backward(n: TorchNode, e: Emitter) -> Results:
@@ -74,7 +76,7 @@ def batch_norm_backward(n: TorchNode, e: Emitter) -> Results:
     scale, shape = per_channel(e, n.get("weight"), rank), (x.type.shape[1], *(1,) * (rank - 2))
     axes, eps = (0, *range(2, rank)), float(n.args["eps"])
     if n.args["train"]:
-        return norm_backward(n, e, dy, x, scale, axes, shape, eps)
+        return norm_backward(n, e, scale, axes=axes, shape=shape, eps=eps)
     middle, spread = (along_channels(e, n[f"running_{part}"], rank) for part in ("mean", "var"))
     inverse = inverse_root(e, spread, eps)
     slope = inverse if scale is None else e.map("mul", inverse, scale)
@@ -88,23 +90,23 @@ def batch_norm_backward(n: TorchNode, e: Emitter) -> Results:
 def norm_backward(
     n: TorchNode,
     e: Emitter,
-    dy: Value,
-    x: Value,
     scale: Value | None,
+    *,
     axes: tuple[int, ...],
     shape: tuple[int, ...],
     eps: float,
     groups: int | None = None,
 ) -> Results:
     """`shape` is the scale's, as it is multiplied with x. Its dtype may be wider than that of x."""
-    how = (eps, True, groups)
-    wants = n.args["output_mask"]
-    dx = e(t.NormalizeGradient(x, dy, axes, scale, *how)) if wants[0] else None
+    x, dy, wants = n["input"], n["grad_out"], n.args["output_mask"]
+    dx = None
+    if wants[0]:
+        dx = e(t.NormalizeGradient(x, dy, axes, scale, eps=eps, groups=groups))
     if not (wants[1] or wants[2]):
         return dx, None, None
     type = n.types[1] or n.types[2]
     assert type is not None
-    dw, db = e.add(t.NormalizeScaleGradient(x, dy, axes, shape, True, *how))
+    dw, db = e.add(t.NormalizeScaleGradient(x, dy, axes, shape, bias=True, eps=eps, groups=groups))
     found = (cast(e, reshaped(e, v, type.shape), type.dtype) for v in (dw, db))
     return dx, *(v if wanted else None for v, wanted in zip(found, wants[1:], strict=True))
 
@@ -129,23 +131,23 @@ def conv_backward(n: TorchNode, e: Emitter) -> Results:
     dy, x, w = n["grad_output"], n["input"], n["weight"]
     count = w.type.rank - 2
     strides, low, dilations = (spread(n.args[a], count) for a in ("stride", "padding", "dilation"))
-    groups = int(n.args["groups"])
-    parts = (strides, low, low, dilations, groups)
     window = w.type.shape[2:]
+    parts = t.SlidingWindow(window, strides, low, low, dilations).slide
+    parts["groups"] = int(n.args["groups"])
     transposed = bool(n.args["transposed"])
     wants = n.args["output_mask"]
     dx: Value | None = None
     dw: Value | None = None
     if wants[0]:
         if transposed:
-            dx = e(t.Conv(dy, w, *parts))
+            dx = e(t.Conv(dy, w, **parts))
         else:
-            reach = t.ConvTranspose(dy, w, *parts).result_types[0].shape[2:]
+            reach = t.ConvTranspose(dy, w, **parts).result_types[0].shape[2:]
             extra = tuple(a - b for a, b in zip(x.type.shape[2:], reach, strict=True))
-            dx = e(t.ConvTranspose(dy, w, *parts, extra))
+            dx = e(t.ConvTranspose(dy, w, **parts, extra=extra))
     if wants[1]:
         image, gradient = (dy, x) if transposed else (x, dy)
-        dw = e(t.ConvWeightGradient(image, gradient, window, *parts))
+        dw = e(t.ConvWeightGradient(image, gradient, window, **parts))
     db = e(t.Reduce("sum", dy, (0, *range(2, dy.type.rank)))) if wants[2] else None
     return dx, dw, db
 
@@ -177,7 +179,7 @@ def adaptive_mean_backward(n: TorchNode, e: Emitter) -> Value:
         work = dy.type.size * math.prod(-(-a // b) for a, b in zip(spatial, wanted, strict=True))
         return e(t.Routine("adaptive_pool_gradient", (dy,), (n.type,), attrs, work=work))
     window = tuple(a // b for a, b in zip(spatial, wanted, strict=True))
-    share = mapped(e, "mul", dy.type.dtype, dy, 1 / math.prod(window))
+    share = mapped(e, "mul", dy, 1 / math.prod(window), dtype=dy.type.dtype)
     lead = dy.type.shape[:-count]
     apart = tuple(k for size in wanted for k in (size, 1))
     wide = tuple(k for size, w in zip(wanted, window, strict=True) for k in (size, w))
@@ -218,20 +220,21 @@ def slice_backward(n: TorchNode, e: Emitter) -> Value:
     axis, step = n.axis(len(shape)), int(n.args["step"])
     length = shape[axis]
     start = first_cell(n, length)
-    return padding_around(e, dy, axis, start, step, length)
+    return padding_around(e, dy, axis, start=start, step=step, length=length)
 
 
 def select_backward(n: TorchNode, e: Emitter) -> Value:
     dy, shape = n["grad_output"], n.type.shape
     axis = n.axis(len(shape))
     one = reshaped(e, dy, tuple(1 if i == axis else size for i, size in enumerate(shape)))
-    return padding_around(e, one, axis, n.args["index"] % shape[axis], 1, shape[axis])
+    length = shape[axis]
+    return padding_around(e, one, axis, start=n.args["index"] % length, length=length)
 
 
 def dropout_backward(n: TorchNode, e: Emitter) -> Value:
     dy, mask = n["grad_output"], n["mask"]
     dtype = n.type.dtype
-    scaled = mapped(e, "mul", dtype, dy, n.args["scale"])
+    scaled = mapped(e, "mul", dy, n.args["scale"], dtype=dtype)
     return e.map("where", truth(e, mask), scaled, e.constant(0, dtype))
 
 

@@ -132,7 +132,8 @@ def program(
         config = read_config(Path(folder))
         task, cls = find_class(config, task, folder)
         config = half_of(config, cls)
-        model = build(cls, config, DTYPES[dtype] if dtype else None, attention, device, folder)
+        kind = DTYPES[dtype] if dtype else None
+        model = build(cls, config, dtype=kind, attention=attention, device=device, where=folder)
         made_for = f"{cls.__name__} in the phase {phase}" if phase else cls.__name__
         blame.enter_context(supported(made_for, folder))
         model.train(train)
@@ -155,7 +156,7 @@ def program(
                 raise UsageError("--past needs --phase decode", fix="add --phase decode")
             if cache_dtype is not None:
                 raise UsageError("--cache-dtype needs --phase decode", fix="add --phase decode")
-            made = whole(model, sizes, task, train, name, mask)
+            made = whole(model, sizes, task, name, train=train, mask=mask)
         elif train or task not in GENERATING:
             found = "a training step" if train else f"the task {task or cls.__name__}"
             expected = "one of the tasks " + ", ".join(GENERATING)
@@ -183,7 +184,8 @@ def program(
                 sizes.assumed.append(
                     f"keys and values are stored in {kept}, as {whose}: {UNSCALED}"
                 )
-            made = step(model, sizes, task, phase, past, name, CACHE_DTYPES[kept] if kept else None)
+            kept_in = CACHE_DTYPES[kept] if kept else None
+            made = step(model, sizes, task, name, phase=phase, past=past, kept_in=kept_in)
     sizes.check()
     return replace(made, assumed=(*made.assumed, *unread(cls, made)), made_for=made_for)
 
@@ -385,7 +387,7 @@ def _class_names(task: str, model_type: str) -> tuple[str, ...]:
 
 
 def build(
-    cls: Any, config: Any, dtype: torch.dtype | None, attention: str, device: str, where: str
+    cls: Any, config: Any, *, dtype: torch.dtype | None, attention: str, device: str, where: str
 ) -> torch.nn.Module:
     """The model. On the meta device it has shapes and dtypes, no numbers.
 
@@ -688,7 +690,7 @@ def mask_of(model: Any, inputs: Mapping[str, torch.Tensor], sizes: InputExtents)
 
 
 def whole(
-    model: Any, sizes: InputExtents, task: str | None, train: bool, name: str, mask: bool
+    model: Any, sizes: InputExtents, task: str | None, name: str, *, train: bool, mask: bool
 ) -> TorchProgram:
     """A pass over the whole input, nothing cached."""
     inputs = inputs_of(model, sizes, task, train)
@@ -728,10 +730,11 @@ def step(
     model: Any,
     sizes: InputExtents,
     task: str,
+    name: str,
+    *,
     phase: str,
     past: int | None,
-    name: str,
-    kept_in: torch.dtype | None = None,
+    kept_in: torch.dtype | None,
 ) -> TorchProgram:
     """A step of generation: what is kept of each layer goes in and comes out, in the model's
     numbers or in others. What a decoder keeps of its encoder's output goes in alone: it is read,
@@ -769,7 +772,9 @@ def step(
 
     def forward(keys: Any, values: Any, **given: Any) -> tuple[torch.Tensor, ...]:
         masked = model.config._attn_implementation == "eager"
-        own: Any = cache.past(keys, values, windows[: len(keys)], past, new, masked)
+        own: Any = cache.past(
+            keys, values, windows[: len(keys)], length=past, new=new, masked=masked
+        )
         kept, more = own, dict[str, Any](fixed)
         if size == "target":
             kept = cache.crossed(own, given["cross_keys"], given["cross_values"], model.dtype)

@@ -246,7 +246,7 @@ def map_rows(
     additional: Sequence[Any] = (),
 ) -> Values:
     """The body of each row by itself."""
-    return scan(walk, node, body, (), xs, additional)
+    return scan(walk, node, body, (), xs, additional=additional)
 
 
 # ---------------------------------------------------------------------------- numbers
@@ -269,7 +269,7 @@ PLAIN = {
 def arithmetic(e: Emitter, target: Any, args: Sequence[Any]) -> Any:
     """An integer that a loop carries, computed with others; None for what is not known here."""
     fn = PLAIN.get(target)
-    return None if fn is None else mapped(e, fn, i64, *args)
+    return None if fn is None else mapped(e, fn, *args, dtype=i64)
 
 
 HIGHER: dict[str, Callable[..., Values]] = {

@@ -187,7 +187,9 @@ def padding(pairs: Sequence[int], rank: int) -> tuple[tuple[int, ...], tuple[int
     return tuple(low), tuple(high)
 
 
-def padding_around(e: Emitter, x: Value, axis: int, start: int, step: int, length: int) -> Value:
+def padding_around(
+    e: Emitter, x: Value, axis: int, *, start: int, step: int = 1, length: int
+) -> Value:
     """Zeros of that length along `axis`, with x's cells from `start` on by `step`."""
     count = x.type.shape[axis]
     if step > 1 and count > 1:
@@ -519,7 +521,7 @@ def index_add(n: TorchNode, e: Emitter) -> Value:
     if source.type.rank == x.type.rank - 1 == 0:
         source = reshaped(e, source, (1,))
     if alpha != 1:
-        source = mapped(e, "mul", source.type.dtype, source, alpha)
+        source = mapped(e, "mul", source, alpha, dtype=source.type.dtype)
     shape = tuple(size if i == axis else 1 for i, size in enumerate(source.type.shape))
     wide = widened(e, reshaped(e, at, shape), source.type.shape)
     combine: Any = "add" if n.op.startswith("index_add") else "none"
@@ -594,8 +596,8 @@ def arange(n: TorchNode, e: Emitter) -> Value:
     step = 1 if step is None else step
     line = e(t.Iota(TensorType((length,), dtype), 0), fold=False)
     if step != 1:
-        line = mapped(e, "mul", dtype, line, step)
-    return line if not start else mapped(e, "add", dtype, line, start)
+        line = mapped(e, "mul", line, step, dtype=dtype)
+    return line if not start else mapped(e, "add", line, start, dtype=dtype)
 
 
 CONVERTERS: dict[str, Converter] = each_named(

@@ -15,7 +15,7 @@ from gpuir.frontends.torch.complex import conjugated
 from gpuir.frontends.torch.node import Converter, Results, TorchNode
 from gpuir.frontends.torch.pointwise import mapped
 from gpuir.ir.graph import Value
-from gpuir.ir.types import TensorType, f32, i32, i64
+from gpuir.ir.types import TensorType, f32, i32
 from gpuir.ops import tensor as t
 
 EPSILON = {32: 2.0**-23, 64: 2.0**-52}  # of a real part: what pinv takes for rcond, times the size
@@ -63,14 +63,14 @@ def cholesky_inverse(n: TorchNode, e: Emitter) -> Value:
 
 def diagonal_of_ones(e: Emitter, type: TensorType) -> Value:
     m, k = type.shape[-2:]
-    return e.map("eq", line(e, m, 2, 0, i64), line(e, k, 2, 1, i64))
+    return e.map("eq", line(e, m, axis=0, rank=2), line(e, k, axis=1, rank=2))
 
 
 def solved_twice(n: TorchNode, e: Emitter, b: Value, factor: Value, upper: bool) -> Value:
     other = adjoint(e, factor)
     first, second = (other, factor) if upper else (factor, other)
-    found = triangular(e, first, b, n.type, False)
-    return triangular(e, second, found, n.type, True)
+    found = triangular(e, first, b, n.type, upper=False)
+    return triangular(e, second, found, n.type, upper=True)
 
 
 def adjoint(e: Emitter, x: Value) -> Value:
@@ -82,6 +82,7 @@ def triangular(
     a: Value,
     b: Value,
     type: TensorType,
+    *,
     upper: bool,
     left: bool = True,
     unit: bool = False,
@@ -94,7 +95,7 @@ def triangular(
 
 def solve_triangular(n: TorchNode, e: Emitter) -> Value:
     upper, left, unit = (bool(n.args[a]) for a in ("upper", "left", "unitriangular"))
-    return triangular(e, n["self"], n["B"], n.type, upper, left, unit)
+    return triangular(e, n["self"], n["B"], n.type, upper=upper, left=left, unit=unit)
 
 
 def old_triangular(n: TorchNode, e: Emitter) -> Results:
@@ -103,7 +104,8 @@ def old_triangular(n: TorchNode, e: Emitter) -> Results:
     used = a
     if n.args["transpose"]:
         used, upper = matrices_turned(e, a), not upper
-    y = triangular(e, used, n["self"], n.type, upper, True, bool(n.args["unitriangular"]))
+    unit = bool(n.args["unitriangular"])
+    y = triangular(e, used, n["self"], n.type, upper=upper, unit=unit)
     type = n.types[1]
     assert type is not None
     return y, widened(e, a, type.shape)
@@ -250,7 +252,7 @@ def trilinear(n: TorchNode, e: Emitter) -> Value:
         for axis in sorted(n.args[axes]):
             shape.insert(axis, 1)
         x = e(t.Reshape(cast(e, x, n.type.dtype), tuple(shape)))
-        y = x if y is None else mapped(e, "mul", n.type.dtype, y, x)
+        y = x if y is None else mapped(e, "mul", y, x, dtype=n.type.dtype)
     assert y is not None
     axes = tuple(sorted(n.args["sumdim"]))
     return e(t.Reduce("sum", y, axes)) if axes else y

@@ -56,14 +56,14 @@ def run(
     down = dense(self.down_proj, inputs)
     if self.is_transposed:
         up, down = up.transpose(1, 2), down.transpose(1, 2)
-    biases = (None, None)
+    biases: dict[str, torch.Tensor] = {}
     if self.has_bias:
         up_bias = self.gate_up_proj_bias if self.has_gate else self.up_proj_bias
-        biases = (up_bias, self.down_proj_bias)
+        biases = {"up_bias": up_bias, "down_bias": self.down_proj_bias}
     if inputs is not None:
         hidden_states = hidden_states.to(inputs)
     mixed = (hidden_states, top_k_index, top_k_weights, up, down)
-    return experts(*mixed, *biases, **self.how, dtype=dtype if inputs else None)
+    return experts(*mixed, **biases, **self.how, dtype=dtype if inputs else None)
 
 
 def activation(module: Any) -> dict[str, Any] | None:

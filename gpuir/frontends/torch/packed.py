@@ -139,15 +139,16 @@ class PackedMatrix(nn.Module):
         if not nested:
             return self.scale
         flat = self.scale.reshape(1, -1)
-        flat = ops.unpack(flat, self.scale_scale, None, 1, nested, False, torch.float32)
+        how = {"rows": 1, "columns": nested, "floats": False, "dtype": torch.float32}
+        flat = ops.unpack(flat, self.scale_scale, None, **how)
         return flat.reshape(self.scale.shape)
 
     def dense(self, apart: bool = False, dtype: torch.dtype | None = None) -> torch.Tensor:
         """The matrix as numbers of `dtype`."""
         zero = self.zero if self.stored.zero is not None else None
-        block = (self.rows, self.columns, self.stored.floats)
+        how = {"rows": self.rows, "columns": self.columns, "floats": self.stored.floats}
         made = ops.unpack if apart else ops.unpacked
-        return made(self.weight, self.scales(), zero, *block, dtype or self.dtype)
+        return made(self.weight, self.scales(), zero, **how, dtype=dtype or self.dtype)
 
 
 class QuantisedLinear(PackedMatrix):
@@ -172,8 +173,8 @@ class QuantisedLinear(PackedMatrix):
         if apart:
             made = ops.integer_linear(rows, self.weight)
             return ops.rescale(made, scale, self.scale, self.bias, x.dtype)
-        weight = (self.weight, self.scale, self.bias, self.rows, self.columns)
-        return ops.scaled_linear(rows, scale, *weight, x.dtype)
+        block = {"rows": self.rows, "columns": self.columns, "dtype": x.dtype}
+        return ops.scaled_linear(rows, scale, self.weight, self.scale, self.bias, **block)
 
 
 def number(shape: tuple[int, ...], dtype: torch.dtype) -> nn.Parameter:
@@ -209,7 +210,8 @@ def scaled(
     e: Emitter,
     w: Value,
     scale: Value,
-    zero: Value | None,
+    zero: Value | None = None,
+    *,
     block: tuple[int, int],
     dtype: DType,
     floats: bool = False,
@@ -244,7 +246,8 @@ def convert_unpack(n: TorchNode, e: Emitter) -> Results:
     block = (int(n.args["rows"]), int(n.args["columns"]))
     wanted = n.type.dtype
     wide = f32 if wanted.bits == 8 else wanted  # scaled, then rounded to what is multiplied
-    return cast(e, scaled(e, w, n["scale"], n.get("zero"), block, wide, floats), wanted)
+    y = scaled(e, w, n["scale"], n.get("zero"), block=block, dtype=wide, floats=floats)
+    return cast(e, y, wanted)
 
 
 def convert_quantize(n: TorchNode, e: Emitter) -> Results:
@@ -262,13 +265,12 @@ def convert_quantize(n: TorchNode, e: Emitter) -> Results:
     return y, scale
 
 
-def rescaled(
-    e: Emitter, y: Value, scale: Value, columns: Value | None, bias: Value | None, dtype: DType
-) -> Value:
-    y = e.map("mul", cast(e, y, f32), scale)
+def rescaled(n: TorchNode, e: Emitter, y: Value, columns: Value | None) -> Value:
+    """A product of rows that have a scale each, as have `columns`; with the bias, if any."""
+    y, bias = e.map("mul", cast(e, y, f32), n["scale"]), n.get("bias")
     if columns is not None:
         y = e.map("mul", y, reshaped(e, cast(e, columns, f32), (columns.type.size,)))
-    y = cast(e, y, dtype)
+    y = cast(e, y, n.type.dtype)
     return y if bias is None else e.map("add", y, bias)
 
 
@@ -278,9 +280,9 @@ def convert_scaled_linear(n: TorchNode, e: Emitter) -> Results:
     out, into = w.type.shape
     whole = columns == into and rows in (1, out)
     if not whole:
-        w = cast(e, scaled(e, w, scale, None, (rows, columns), f32), x.type.dtype)
+        w = cast(e, scaled(e, w, scale, block=(rows, columns), dtype=f32), x.type.dtype)
     y = e(t.Matmul(x, e(t.Transpose(w, (1, 0))), i32 if x.type.dtype.is_integer else f32))
-    return rescaled(e, y, n["scale"], scale if whole else None, n.get("bias"), n.type.dtype)
+    return rescaled(n, e, y, scale if whole else None)
 
 
 def convert_integer_linear(n: TorchNode, e: Emitter) -> Results:
@@ -288,7 +290,7 @@ def convert_integer_linear(n: TorchNode, e: Emitter) -> Results:
 
 
 def convert_rescale(n: TorchNode, e: Emitter) -> Results:
-    return rescaled(e, n["x"], n["scale"], n["weight_scale"], n.get("bias"), n.type.dtype)
+    return rescaled(n, e, n["x"], n["weight_scale"])
 
 
 CONVERTERS: dict[str, Converter] = {

@@ -34,7 +34,7 @@ def is_imaginary(number: Any) -> bool:
     return isinstance(number, complex) and number.imag != 0
 
 
-def mapped(e: Emitter, fn: str, dtype: DType, *args: Any) -> Value:
+def mapped(e: Emitter, fn: str, *args: Any, dtype: DType) -> Value:
     """`fn` of tensors and numbers, all brought to `dtype`; numbers behind the last tensor become
     immediates."""
     values = list(args)
@@ -57,7 +57,7 @@ def constant(e: Emitter, number: Any, dtype: DType) -> Value:
 
 def unary(n: TorchNode, e: Emitter, fn: str) -> Value:
     """`fn` in the result's dtype: integers become floats where torch makes them so."""
-    return mapped(e, fn, n.type.dtype, n["self"])
+    return mapped(e, fn, n["self"], dtype=n.type.dtype)
 
 
 def sign_bit(n: TorchNode, e: Emitter) -> Value:
@@ -67,23 +67,23 @@ def sign_bit(n: TorchNode, e: Emitter) -> Value:
         return e.fill(False, x.type)
     if dtype.is_float:
         x = e.map("copysign", constant(e, 1, dtype), x)
-    return mapped(e, "lt", dtype, x, 0)
+    return mapped(e, "lt", x, 0, dtype=dtype)
 
 
 def digamma(n: TorchNode, e: Emitter) -> Value:
     """The derivative of lgamma."""
-    return mapped(e, "lgamma_gradient", n.type.dtype, 1, n["self"])
+    return mapped(e, "lgamma_gradient", 1, n["self"], dtype=n.type.dtype)
 
 
 def binary(n: TorchNode, e: Emitter, fn: str) -> Value:
     """`fn` of `self` and `other` in the result's dtype."""
-    return mapped(e, fn, n.type.dtype, n.args["self"], n.args["other"])
+    return mapped(e, fn, n.args["self"], n.args["other"], dtype=n.type.dtype)
 
 
 def with_alpha(n: TorchNode, e: Emitter, fn: str) -> Value:
     """fn(self, alpha * other)."""
     dtype = n.type.dtype
-    return mapped(e, fn, dtype, n.args["self"], scaled(n, e, n.args["other"], "alpha"))
+    return mapped(e, fn, n.args["self"], scaled(n, e, n.args["other"], "alpha"), dtype=dtype)
 
 
 def scaled(n: TorchNode, e: Emitter, x: Any, arg: str) -> Any:
@@ -91,19 +91,19 @@ def scaled(n: TorchNode, e: Emitter, x: Any, arg: str) -> Any:
     factor = n.args.get(arg, 1)
     if factor == 1:
         return x
-    return mapped(e, "mul", n.type.dtype, x, factor) if isinstance(x, Value) else x * factor
+    return mapped(e, "mul", x, factor, dtype=n.type.dtype) if isinstance(x, Value) else x * factor
 
 
 def reverse_subtract(n: TorchNode, e: Emitter) -> Value:
     """other - alpha * self."""
     x = scaled(n, e, n["self"], "alpha")
-    return mapped(e, "sub", n.type.dtype, n.args["other"], x)
+    return mapped(e, "sub", n.args["other"], x, dtype=n.type.dtype)
 
 
 def comparison(n: TorchNode, e: Emitter, fn: str) -> Value:
     """`fn` of both operands in the dtype that torch promotes them to."""
     dtype = n.promoted("self", "other")
-    return mapped(e, fn, dtype, n.args["self"], n.args["other"])
+    return mapped(e, fn, n.args["self"], n.args["other"], dtype=dtype)
 
 
 def logical(n: TorchNode, e: Emitter, fn: str) -> Value:
@@ -121,7 +121,7 @@ def bitwise(n: TorchNode, e: Emitter, fn: str, of_bools: str) -> Value:
     """Bit by bit on integers; the logical operator on bools."""
     dtype = n.type.dtype
     operands = [n.args[name] for name in ("self", "other") if name in n.args]
-    return mapped(e, of_bools if dtype == bool_ else fn, dtype, *operands)
+    return mapped(e, of_bools if dtype == bool_ else fn, *operands, dtype=dtype)
 
 
 def divide(n: TorchNode, e: Emitter) -> Value:
@@ -129,24 +129,24 @@ def divide(n: TorchNode, e: Emitter) -> Value:
     mode, dtype = n.args.get("rounding_mode"), n.type.dtype
     x, y = n.args["self"], n.args["other"]
     if mode is None or dtype.is_float:
-        quotient = mapped(e, "div", dtype, x, y)
+        quotient = mapped(e, "div", x, y, dtype=dtype)
         rounding = {None: "", "floor": "floor", "trunc": "trunc"}[mode]
         return e.map(rounding, quotient) if rounding else quotient
     if mode == "trunc":
-        return mapped(e, "div", dtype, x, y)
+        return mapped(e, "div", x, y, dtype=dtype)
     return floored(e, dtype, x, y)
 
 
 def floored(e: Emitter, dtype: DType, x: Any, y: Any) -> Value:
     """x / y of integers, rounded down: what is left of x without its remainder divides exactly."""
-    rest = mapped(e, "mod", dtype, x, y)
-    return mapped(e, "div", dtype, mapped(e, "sub", dtype, x, rest), y)
+    rest = mapped(e, "mod", x, y, dtype=dtype)
+    return mapped(e, "div", mapped(e, "sub", x, rest, dtype=dtype), y, dtype=dtype)
 
 
 def floor_divide(n: TorchNode, e: Emitter) -> Value:
     dtype, x, y = n.type.dtype, n.args["self"], n.args["other"]
     if dtype.is_float:
-        return e.map("floor", mapped(e, "div", dtype, x, y))
+        return e.map("floor", mapped(e, "div", x, y, dtype=dtype))
     return floored(e, dtype, x, y)
 
 
@@ -158,21 +158,21 @@ def power(n: TorchNode, e: Emitter) -> Value:
             x = cast(e, x, dtype)
             return e.map("mul", x, x)
         if y == 0.5:
-            return mapped(e, "sqrt", dtype, x)
+            return mapped(e, "sqrt", x, dtype=dtype)
         if y == -0.5:
-            return mapped(e, "rsqrt", dtype, x)
-    return mapped(e, "pow", dtype, x, y)
+            return mapped(e, "rsqrt", x, dtype=dtype)
+    return mapped(e, "pow", x, y, dtype=dtype)
 
 
 def clamp(n: TorchNode, e: Emitter) -> Value:
     x, dtype = n["self"], n.type.dtype
     low, high = n.args.get("min"), n.args.get("max")
     if low is not None and high is not None and isinstance(low, Value) == isinstance(high, Value):
-        return mapped(e, "clip", dtype, x, low, high)
+        return mapped(e, "clip", x, low, high, dtype=dtype)
     y = cast(e, x, dtype)
     if low is not None:
-        y = mapped(e, "max", dtype, y, low)
-    return y if high is None else mapped(e, "min", dtype, y, high)
+        y = mapped(e, "max", y, low, dtype=dtype)
+    return y if high is None else mapped(e, "min", y, high, dtype=dtype)
 
 
 def where(n: TorchNode, e: Emitter) -> Value:
@@ -201,15 +201,15 @@ def gelu(n: TorchNode, e: Emitter) -> Value:
 
 
 def hardtanh(n: TorchNode, e: Emitter) -> Value:
-    return mapped(e, "clip", n.type.dtype, n["self"], n.args["min_val"], n.args["max_val"])
+    return mapped(e, "clip", n["self"], n.args["min_val"], n.args["max_val"], dtype=n.type.dtype)
 
 
 def relu6(n: TorchNode, e: Emitter) -> Value:
-    return mapped(e, "clip", n.type.dtype, n["self"], 0, 6)
+    return mapped(e, "clip", n["self"], 0, 6, dtype=n.type.dtype)
 
 
 def leaky_relu(n: TorchNode, e: Emitter) -> Value:
-    return mapped(e, "leaky_relu", n.type.dtype, n["self"], n.args["negative_slope"])
+    return mapped(e, "leaky_relu", n["self"], n.args["negative_slope"], dtype=n.type.dtype)
 
 
 def prelu(n: TorchNode, e: Emitter) -> Value:
@@ -227,26 +227,26 @@ def elu(n: TorchNode, e: Emitter) -> Value:
     alpha, scale, inner = (float(n.args[a]) for a in ("alpha", "scale", "input_scale"))
     x, dtype = n["self"], n.type.dtype
     if inner == 1:
-        y = mapped(e, "elu", dtype, x, alpha)
+        y = mapped(e, "elu", x, alpha, dtype=dtype)
     else:
-        below = mapped(e, "expm1", dtype, mapped(e, "mul", dtype, x, inner))
-        below = mapped(e, "mul", dtype, below, alpha)
-        y = e.map("where", mapped(e, "gt", dtype, x, 0), x, below)
-    return y if scale == 1 else mapped(e, "mul", dtype, y, scale)
+        below = mapped(e, "expm1", mapped(e, "mul", x, inner, dtype=dtype), dtype=dtype)
+        below = mapped(e, "mul", below, alpha, dtype=dtype)
+        y = e.map("where", mapped(e, "gt", x, 0, dtype=dtype), x, below)
+    return y if scale == 1 else mapped(e, "mul", y, scale, dtype=dtype)
 
 
 def hardsigmoid(n: TorchNode, e: Emitter) -> Value:
     """clip(x / 6 + 1/2, 0, 1)."""
-    return mapped(e, "hard_sigmoid", n.type.dtype, n["self"], 1 / 6, 0.5)
+    return mapped(e, "hard_sigmoid", n["self"], 1 / 6, 0.5, dtype=n.type.dtype)
 
 
 def softplus(n: TorchNode, e: Emitter) -> Value:
     """log(1 + exp(beta x)) / beta; x itself where beta x exceeds the threshold."""
     beta, x, dtype = float(n.args["beta"]), n["self"], n.type.dtype
-    inner = x if beta == 1 else mapped(e, "mul", dtype, x, beta)
+    inner = x if beta == 1 else mapped(e, "mul", x, beta, dtype=dtype)
     y = e.map("softplus", inner)
-    y = y if beta == 1 else mapped(e, "div", dtype, y, beta)
-    large = mapped(e, "gt", dtype, inner, n.args["threshold"])
+    y = y if beta == 1 else mapped(e, "div", y, beta, dtype=dtype)
+    large = mapped(e, "gt", inner, n.args["threshold"], dtype=dtype)
     return e.map("where", large, x, y)
 
 
@@ -263,18 +263,18 @@ def nan_less(n: TorchNode, e: Emitter, fn: str) -> Value:
 
 def less_from_one(n: TorchNode, e: Emitter, fn: str) -> Value:
     """1 - fn(self): erfc."""
-    return mapped(e, "sub", n.type.dtype, 1, mapped(e, fn, n.type.dtype, n["self"]))
+    return mapped(e, "sub", 1, mapped(e, fn, n["self"], dtype=n.type.dtype), dtype=n.type.dtype)
 
 
 def power_of_two(n: TorchNode, e: Emitter) -> Value:
     dtype = n.type.dtype
-    return mapped(e, "exp", dtype, mapped(e, "mul", dtype, n["self"], math.log(2)))
+    return mapped(e, "exp", mapped(e, "mul", n["self"], math.log(2), dtype=dtype), dtype=dtype)
 
 
 def log_to(n: TorchNode, e: Emitter, base: float) -> Value:
     """The logarithm to another base."""
-    dtype = n.type.dtype
-    return mapped(e, "mul", dtype, mapped(e, "log", dtype, n["self"]), 1 / math.log(base))
+    y = mapped(e, "log", n["self"], dtype=n.type.dtype)
+    return mapped(e, "mul", y, 1 / math.log(base), dtype=n.type.dtype)
 
 
 def round_(n: TorchNode, e: Emitter) -> Value:
@@ -285,7 +285,8 @@ def round_(n: TorchNode, e: Emitter) -> Value:
     if not decimals:
         return e.map("round", x)
     power = 10.0**decimals
-    return mapped(e, "div", dtype, e.map("round", mapped(e, "mul", dtype, x, power)), power)
+    y = e.map("round", mapped(e, "mul", x, power, dtype=dtype))
+    return mapped(e, "div", y, power, dtype=dtype)
 
 
 def whole(n: TorchNode, e: Emitter, fn: str) -> Value:
@@ -312,15 +313,16 @@ def addcdiv(n: TorchNode, e: Emitter) -> Value:
 def added(n: TorchNode, e: Emitter, fn: str) -> Value:
     """self + value * fn(tensor1, tensor2)."""
     dtype = n.type.dtype
-    y = scaled(n, e, mapped(e, fn, dtype, n["tensor1"], n["tensor2"]), "value")
-    return mapped(e, "add", dtype, n["self"], y)
+    y = scaled(n, e, mapped(e, fn, n["tensor1"], n["tensor2"], dtype=dtype), "value")
+    return mapped(e, "add", n["self"], y, dtype=dtype)
 
 
 def lerp(n: TorchNode, e: Emitter) -> Value:
     """self + weight * (end - self)."""
     dtype = n.type.dtype
-    apart = mapped(e, "sub", dtype, n["end"], n["self"])
-    return mapped(e, "add", dtype, n["self"], mapped(e, "mul", dtype, apart, n.args["weight"]))
+    apart = mapped(e, "sub", n["end"], n["self"], dtype=dtype)
+    apart = mapped(e, "mul", apart, n.args["weight"], dtype=dtype)
+    return mapped(e, "add", n["self"], apart, dtype=dtype)
 
 
 # ---------------------------------------------------------------------------- casts, copies

@@ -23,7 +23,7 @@ def normal(n: TorchNode, e: Emitter) -> Value:
     mean, scale = n.args.get("mean", 0.0), n.args.get("std", 1.0)
     y = drawn(e, "normal", n.type, mean=0.0, scale=1.0)
     for fn, x, neutral in (("mul", scale, 1), ("add", mean, 0)):
-        y = y if x == neutral else mapped(e, fn, n.type.dtype, y, x)
+        y = y if x == neutral else mapped(e, fn, y, x, dtype=n.type.dtype)
     return y
 
 
@@ -32,7 +32,7 @@ def integers(n: TorchNode, e: Emitter) -> Value:
     low, high = float(n.args.get("low", 0)), n.args["high"]
     type = TensorType(n.type.shape, f32)
     if isinstance(high, Value):
-        y = mapped(e, "mul", f32, drawn(e, "uniform", type, low=0.0, high=1.0), high)
+        y = mapped(e, "mul", drawn(e, "uniform", type, low=0.0, high=1.0), high, dtype=f32)
     else:
         y = drawn(e, "uniform", type, low=low, high=float(high))
     return cast(e, e.map("floor", y), n.type.dtype)

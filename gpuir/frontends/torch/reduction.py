@@ -44,7 +44,7 @@ def extreme(n: TorchNode, e: Emitter, fn: Any) -> Results:
     """max, min along `dim`, and where they are; of two tensors the larger; else of all."""
     x = n["self"]
     if "other" in n.args:
-        return mapped(e, fn, n.type.dtype, x, n["other"])
+        return mapped(e, fn, x, n["other"], dtype=n.type.dtype)
     if "dim" not in n.args:
         return over(e, fn, x, tuple(range(x.type.rank)), False)
     keep = bool(n.args.get("keepdim"))
@@ -76,10 +76,10 @@ def variance(n: TorchNode, e: Emitter, root: bool, mean: bool) -> Results:
     if parted:
         total = squares_apart(e, x, axes, keep)
     else:
-        apart = mapped(e, "sub", dtype, x, middle)
-        total = over(e, "sum", mapped(e, "mul", dtype, apart, apart), axes, keep)
+        apart = mapped(e, "sub", x, middle, dtype=dtype)
+        total = over(e, "sum", mapped(e, "mul", apart, apart, dtype=dtype), axes, keep)
     count = prod(x.type.shape[a] for a in axes)
-    found = mapped(e, "div", dtype, total, max(count - correction, 0))
+    found = mapped(e, "div", total, max(count - correction, 0), dtype=dtype)
     found = e.map("sqrt", found) if root else found
     if not mean:
         return found
@@ -131,7 +131,7 @@ def running_extreme(n: TorchNode, e: Emitter, fn: Any) -> Results:
     reached = e.map("eq", x, y)
     if x.type.dtype.is_float:  # once there is a NaN it stays
         reached = e.map("or", reached, e.map("isnan", x))
-    places = line(e, x.type.shape[axis], x.type.rank, axis, i64)
+    places = line(e, x.type.shape[axis], axis=axis, rank=x.type.rank)
     at = e.map("where", reached, places, e.constant(0, i64))
     return y, e(t.Cumulative("max", at, axis))
 
@@ -251,7 +251,7 @@ def norm(n: TorchNode, e: Emitter) -> Value:
     """The p-norm over axes: the root of the sum of powers, the largest, or how many are not 0."""
     x, dtype, p = n["self"], n.type.dtype, float(n.args["ord"])
     axes, keep = n.axes(x.type.rank), bool(n.args["keepdim"])
-    x = magnitude(e, x) if is_complex(x) else mapped(e, "abs", dtype, x)
+    x = magnitude(e, x) if is_complex(x) else mapped(e, "abs", x, dtype=dtype)
     x = cast(e, x, dtype)
     if p == 0:
         return over(e, "sum", cast(e, truth(e, x), dtype), axes, keep)
@@ -261,8 +261,8 @@ def norm(n: TorchNode, e: Emitter) -> Value:
         return over(e, "sum", x, axes, keep)
     if p == 2:
         return e.map("sqrt", over(e, "sum", e.map("mul", x, x), axes, keep))
-    total = over(e, "sum", mapped(e, "pow", dtype, x, p), axes, keep)
-    return mapped(e, "pow", dtype, total, 1 / p)
+    total = over(e, "sum", mapped(e, "pow", x, p, dtype=dtype), axes, keep)
+    return mapped(e, "pow", total, 1 / p, dtype=dtype)
 
 
 def extremes(n: TorchNode, e: Emitter) -> Results:

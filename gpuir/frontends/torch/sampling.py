@@ -10,7 +10,6 @@ import numpy as np
 
 from gpuir.frontends.emit import Emitter
 from gpuir.frontends.idioms import (
-    SlidingWindow,
     cast,
     column_image,
     matrices_turned,
@@ -88,7 +87,8 @@ RESAMPLING = {
 def grid_sample(n: TorchNode, e: Emitter) -> Value:
     mode = ("linear", "nearest", "cubic")[n.args["interpolation_mode"]]
     padding = ("zeros", "border", "reflection")[n.args["padding_mode"]]
-    return sampled(e, n["input"], n["grid"], mode, padding, bool(n.args["align_corners"]))
+    align = bool(n.args["align_corners"])
+    return sampled(e, n["input"], n["grid"], mode=mode, padding=padding, align=align)
 
 
 def folded(n: TorchNode, e: Emitter) -> Value:
@@ -100,8 +100,8 @@ def folded(n: TorchNode, e: Emitter) -> Value:
     strides, low, dilations = (spread(n.args[a], 2) for a in ("stride", "padding", "dilation"))
     gives = n.type.with_shape((1, *n.type.shape)) if alone else n.type
     work = x.type.size * flops_of("add", x.type.dtype)
-    window = SlidingWindow(block, strides, low, low, dilations)
-    return reshaped(e, column_image(e, x, image, window, gives, work), n.type.shape)
+    window = t.SlidingWindow(block, strides, low, low, dilations)
+    return reshaped(e, column_image(e, x, image, window, gives=gives, work=work), n.type.shape)
 
 
 def fourier(n: TorchNode, e: Emitter) -> Value:
@@ -144,21 +144,20 @@ def norm_of(e: Emitter, x: Value, p: float) -> Value:
         return over(e, "sum", cast(e, e.map("ne", x, 0.0), dtype), axes, False)
     if p == float("inf"):
         return over(e, "max", x, axes, False)
-    powers = x if p == 1 else mapped(e, "pow", dtype, x, p)
+    powers = x if p == 1 else mapped(e, "pow", x, p, dtype=dtype)
     total = over(e, "sum", powers, axes, False)
-    return total if p == 1 else mapped(e, "pow", dtype, total, 1 / p)
+    return total if p == 1 else mapped(e, "pow", total, 1 / p, dtype=dtype)
 
 
 def euclidean(n: TorchNode, e: Emitter, a: Value, b: Value) -> Value:
     """sqrt(a^2 + b^2 - 2 a b)."""
     dtype = n.type.dtype
-    squares = [
-        over(e, "sum", mapped(e, "mul", dtype, x, x), (x.type.rank - 1,), True) for x in (a, b)
-    ]
+    products = (mapped(e, "mul", x, x, dtype=dtype) for x in (a, b))
+    squares = [over(e, "sum", x, (x.type.rank - 1,)) for x in products]
     both = e(t.Matmul(a, matrices_turned(e, b)))
-    total = mapped(e, "add", dtype, squares[0], matrices_turned(e, squares[1]))
-    total = mapped(e, "sub", dtype, total, mapped(e, "mul", dtype, both, 2))
-    return mapped(e, "sqrt", dtype, mapped(e, "max", dtype, total, 0))
+    total = mapped(e, "add", squares[0], matrices_turned(e, squares[1]), dtype=dtype)
+    total = mapped(e, "sub", total, mapped(e, "mul", both, 2, dtype=dtype), dtype=dtype)
+    return mapped(e, "sqrt", mapped(e, "max", total, 0, dtype=dtype), dtype=dtype)
 
 
 def pairs(n: TorchNode, e: Emitter) -> Value:
