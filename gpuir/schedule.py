@@ -38,7 +38,7 @@ def _path(node: Node, owner: Path) -> Path:
 @takes(g=GRAPH)
 def strip(g: Graph) -> Graph:
     """The graph without tiles and costs: of level kernel, for no target."""
-    return _map_nodes(g, Level.kernel, None, (), lambda path, node, tile: None, {})
+    return _map_nodes(g, Level.kernel, None, lambda path, node: None)
 
 
 @takes(g=GRAPH, schedule=SCHEDULE, choose=CALLED)
@@ -51,9 +51,13 @@ def apply(g: Graph, schedule: Schedule, choose: Choose | None = None) -> Graph:
     in the schedule that no kernel has.
     """
     check_level("apply", g, Level.kernel, "gpuir.apply(gpuir.lower(graph), schedule)")
-    tiles = dict(schedule.tiles)
+    tiles, chosen = dict(schedule.tiles), choose or _take(schedule)
     check_names(g, schedule)
-    return _map_nodes(g, Level.tiled, schedule.target, (), choose or _take(schedule), tiles)
+
+    def tile(path: Path, node: Node) -> Tile | None:
+        return chosen(path, node, tiles.get(path))
+
+    return _map_nodes(g, Level.tiled, schedule.target, tile)
 
 
 def check_names(g: Graph, schedule: Schedule) -> None:
@@ -88,9 +92,8 @@ def _map_nodes(
     g: Graph,
     level: Level,
     target: str | None,
-    owner: Path,
-    choose: Choose,
-    tiles: dict[Path, Tile],
+    choose: Callable[[Path, Node], Tile | None],
+    owner: Path = (),
 ) -> Graph:
     """The graph with every kernel's tile chosen anew and no costs, regions of control included."""
     nodes: list[Node] = []
@@ -99,9 +102,9 @@ def _map_nodes(
         if op.control:
 
             def inside(region: Graph, path: Path = path) -> Graph:
-                return _map_nodes(region, level, target, path, choose, tiles)
+                return _map_nodes(region, level, target, choose, path)
 
             op = op.with_regions(inside)
-        tile = choose(path, node, tiles.get(path)) if op.tiled else None
+        tile = choose(path, node) if op.tiled else None
         nodes.append(Node(op, node.results, node.locs, tile))
     return replace(g, level=level, target=target, nodes=tuple(nodes))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from gpuir.backends.terminal import Terminal
@@ -55,7 +55,7 @@ def _events(s: Step) -> Iterator[Event]:
         seen: set[int] = set()
         free: dict[str, float] = {}  # of lanes of collectives, which may go on beside what follows
         for x in some:
-            yield _complete(x.name, r, 0, x.start_s, x.end_s, {})
+            yield _complete(x.name, r, 0, start_s=x.start_s, end_s=x.end_s)
             if x.run is None:
                 continue
             if kernels > MOST and id(x.run.graph) in seen:
@@ -71,7 +71,8 @@ def _events(s: Step) -> Iterator[Event]:
                 if span.lane.startswith("communication"):
                     start = max(start, free.get(span.lane, 0.0))
                 free[span.lane] = end = start + span.end_s - span.start_s
-                yield _complete(span.name, r, lanes[span.lane], start, end, {"pass": x.name})
+                lane, args = lanes[span.lane], {"pass": x.name}
+                yield _complete(span.name, r, lane, start_s=start, end_s=end, args=args)
 
 
 def kinds_of(part: RankPart) -> str:
@@ -105,7 +106,7 @@ def _named(what: str, pid: int, tid: int, name: str) -> Event:
 
 
 def _complete(
-    name: str, pid: int, tid: int, start_s: float, end_s: float, args: dict[str, Any]
+    name: str, pid: int, tid: int, *, start_s: float, end_s: float, args: Mapping[str, Any] = {}
 ) -> Event:
     at = {"ts": round(start_s * 1e6, 3), "dur": round((end_s - start_s) * 1e6, 3)}
     return {"ph": "X", "name": name, "pid": pid, "tid": tid, **at, "args": args}

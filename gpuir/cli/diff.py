@@ -36,7 +36,7 @@ class DiffOptions:
     target: str | None = ask(options.target("A GPU, or several. Of reports, the runs to compare."))
     loading: options.LoadingOptions = held(options.LoadingOptions)
     costing: options.Costing = held(options.Costing)
-    format: str = ask(options.formats("junit"))
+    format: str = ask(options.formats(["junit"]))
     top: int = option("Kernels listed.", type=click.IntRange(0), default=15)
     width: int | None = ask(options.width)
     output: str | None = ask(options.output)

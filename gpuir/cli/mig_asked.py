@@ -81,7 +81,10 @@ class Models(click.ParamType):  # type: ignore[type-arg]
                 self.fail(f"{key}={options.shorter(text)} is no size: {KEYS}", param, ctx)
             dims.append((key, int(text)))
         workload = _workload(name, int(count or 1), rate, deadline)
-        return Asked(value, source, workload, tuple(dims), words, profile, train is not None)
+        sized, trains = tuple(dims), train is not None
+        return Asked(
+            value, source, workload, dims=sized, words=words, profile=profile, train=trains
+        )
 
     def _deadline(self, text: str | None, param: Any, ctx: Any) -> float | None:
         if text is None:

@@ -34,7 +34,7 @@ class Layouts:
     devices: str | None = option(
         "The GPUs' numbers on the node, for mig-parted and nvidia-smi: 0,1.  [all; 0]"
     )
-    format: str = ask(options.formats("svg", *OF_A_NODE))
+    format: str = ask(options.formats(("svg", *OF_A_NODE)))
     width: int | None = ask(options.width)
     output: str | None = ask(options.output)
 

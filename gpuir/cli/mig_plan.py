@@ -17,7 +17,7 @@ class MigPlan(Sharing):
     best: int = option("Listed.", type=click.IntRange(1, 100), default=5)
     format: str = ask(
         options.formats(
-            *("mig-parted", "nvidia-smi", "svg"),
+            ("mig-parted", "nvidia-smi", "svg"),
             help="The last three are of the best plan, for other tools.",
         )
     )

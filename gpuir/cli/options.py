@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import reduce, wraps
 from math import isfinite, nan
@@ -451,7 +451,7 @@ def renamed(_: click.Context, __: click.Parameter, format: str) -> str:
     return "text" if format == "table" else format
 
 
-def formats(*others: str, help: str | None = None) -> Callable[[F], F]:
+def formats(others: Sequence[str] = (), help: str | None = None) -> Callable[[F], F]:
     """How the answer is written: as every command can, or in a form of this command's own."""
     names = (*FORMATS, *others)
     return click.option(

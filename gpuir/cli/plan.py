@@ -83,7 +83,7 @@ class Plans:
     price: options.Pairs[float] = ask(options.price)
     format: str = ask(
         options.formats(
-            *PLANS, help="The last four are the best plan: as JSON, and for who runs it."
+            PLANS, help="The last four are the best plan: as JSON, and for who runs it."
         )
     )
     loading: options.LoadingOptions = held(options.LoadingOptions)

@@ -66,12 +66,12 @@ def command(asked: ShardOptions) -> None:
     setting = PlacementSetting(
         machine.target,
         machine.gpus,
-        machine.target.dram.bytes * asked.memory,
-        asked.batch,
-        collective_of(machine),
-        asked.optimizer,
-        _ways(asked.cut),
-        not asked.inference,
+        memory_bytes=machine.target.dram.bytes * asked.memory,
+        batch=asked.batch,
+        collective=collective_of(machine),
+        optimizer=asked.optimizer,
+        ways=_ways(asked.cut),
+        train=not asked.inference,
     )
     found = _found(found_tables, setting, asked.seconds)
     head = {

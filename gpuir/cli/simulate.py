@@ -59,7 +59,7 @@ class Simulate:
     critical_path: bool = option("List what decides the end, and whose it is.")
     format: str = ask(
         options.formats(
-            *("trace", "chakra", *PLANS),
+            ("trace", "chakra", *PLANS),
             help="Of the result; chakra is a folder. The last four are the plan: as JSON, and for "
             "who runs it.",
         )

@@ -150,9 +150,9 @@ def run(asked: Tune) -> Tuning:
         target,
         profile_of(graph).name,
         tuple(found),
-        asked.everything,
-        asked.store or "",
-        fusion,
+        everything=asked.everything,
+        store=asked.store or "",
+        fusion=fusion,
     )
 
 
@@ -235,7 +235,7 @@ def _tuned(
     found: list[Tuned] = []
     with progress(len(tasks), "tune") as done:
         for task in tasks:
-            tuned, model = tune(task, model, how, store, measure, warn)
+            tuned, model = tune(task, model, how, store=store, measure=measure, said=warn)
             found.append(tuned)
             done()
     return found

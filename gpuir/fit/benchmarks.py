@@ -92,7 +92,7 @@ def _convolution(op: str) -> Benchmark:
             (e["size"],) * rank,
             e["filters"],
             (e["window"],) * rank,
-            dtype,
+            dtype=dtype,
             stride=e["stride"],
             padding=np.floor_divide(e["window"], 2),
             groups=e["groups"],
@@ -123,8 +123,12 @@ def _attention_works(causal: bool) -> Callable[[Extents, DType], tuple[Work, ...
     """The keys of causal self-attention are its queries."""
     return lambda e, dtype: (
         sized.attention(
-            *(e["batch"], e["heads"], e["queries"], e["queries" if causal else "keys"]),
-            *(e["head"], dtype),
+            e["batch"],
+            e["heads"],
+            queries=e["queries"],
+            keys=e["queries" if causal else "keys"],
+            head=e["head"],
+            dtype=dtype,
             kv_heads=e["kv_heads"],
             causal=causal,
         ),

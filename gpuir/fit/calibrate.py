@@ -141,13 +141,13 @@ def calibration(
             FamilyFit(
                 ", ".join(names),
                 rows,
-                means[NOTHING],
-                means[way],
-                moved,
-                local,
-                ends,
-                way == NOTHING,
-                refused if way == NOTHING else 0.0,
+                before=means[NOTHING],
+                after=means[way],
+                moved=moved,
+                local=local,
+                ends=ends,
+                kept=way == NOTHING,
+                refused=refused if way == NOTHING else 0.0,
             )
         )
     return target, tuple(fits)

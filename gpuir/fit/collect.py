@@ -278,9 +278,8 @@ def batches_of(rows: Iterable[MeasuredRow], target: Target) -> list[MeasuredBatc
         extents = _extents([row.problem for row in group])
         latency_s = np.array([row.latency_s for row in group])
         works, which = works_of(op, dtype, extents), np.arange(len(group))
-        batch = MeasuredBatch(
-            "", op, target.name, dtype, target, works, which, latency_s, dims=extents
-        )
+        how = ("", op, target.name, dtype, target)
+        batch = MeasuredBatch(*how, works=works, which=which, latency_s=latency_s, dims=extents)
         batches.append(batch)
     return batches
 

@@ -160,29 +160,28 @@ def read(path: str | Path) -> CollectiveTable:
         if not len(rows):
             continue
         named: list[str] = [w.names[k] for w, k in zip((*words, version), key[:6], strict=True)]
-        system, library, mode, op, dtype, release = named
+        said = dict(zip(NAMED, named, strict=True))
+        rows = rows[np.argsort(numbers["bytes"][rows], kind="stable")]
+        measured = {
+            "file": c.file,
+            "nbytes": numbers["bytes"][rows],
+            "time_s": numbers["latency_us"][rows] * 1e-6,
+            "spread": spread[rows],
+        }
         try:
-            one = _series(system, library, mode, op, dtype, release, int(key[7]), int(key[8]))
+            series.append(_series(said, int(key[7]), int(key[8]), measured))
         except (TargetError, UsageError) as error:
             skipped[error.what] = skipped.get(error.what, 0) + len(rows)
-            continue
-        rows = rows[np.argsort(numbers["bytes"][rows], kind="stable")]
-        series.append(
-            replace(
-                one,
-                file=c.file,
-                version=release,
-                nbytes=numbers["bytes"][rows],
-                time_s=numbers["latency_us"][rows] * 1e-6,
-                spread=spread[rows],
-            )
-        )
     return CollectiveTable(c.file, c.count, tuple(series), skipped)
 
 
+NAMED = ("system", "library", "mode", "op", "dtype", "version")  # what the words of a row say
+
+
 def _series(
-    system: str, library: str, mode: str, op: str, dtype: str, release: str, ranks: int, near: int
+    said: Mapping[Any, str], ranks: int, near: int, measured: Mapping[str, Any]
 ) -> CollectiveSeries:
+    system, library, op, dtype = (said[name] for name in ("system", "library", "op", "dtype"))
     if library not in LIBRARIES:
         raise UsageError(f"the library {library} is not modelled")
     if op not in OPS:
@@ -197,12 +196,20 @@ def _series(
     group = flat_group(kind, ranks, near, cluster)
     if bits <= NOT_IN_SWITCH:
         group = replace(group, reduces=0.0)
-    known = "" if release == "unknown" else release
-    run = f"{system} {release}".strip()
-    curve = curve_of(group, kind, bits, cluster, Library(library, mode, known, run))
-    none = np.zeros(0)
+    version = said["version"]
+    known = "" if version == "unknown" else version
+    run = f"{system} {version}".strip()
+    curve = curve_of(group, kind, bits, cluster, Library(library, said["mode"], known, run))
     return CollectiveSeries(
-        "", system, "", op, dtype, near, group, curve, cluster.name, none, none, none
+        system=system,
+        version=version,
+        op=op,
+        dtype=dtype,
+        near=near,
+        group=group,
+        curve=curve,
+        target=cluster.name,
+        **measured,
     )
 
 

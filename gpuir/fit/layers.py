@@ -17,7 +17,8 @@ from gpuir.ir.types import DType
 
 
 def _experts_works(e: Extents, dtype: DType) -> tuple[Work, ...]:
-    return (routing.mixture(e["tokens"], e["hidden"], e["inter"], e["topk"], e["experts"], dtype),)
+    tokens, topk, experts = e["tokens"], e["topk"], e["experts"]
+    return (routing.mixture(tokens, e["hidden"], e["inter"], topk, experts, dtype=dtype),)
 
 
 def _experts(kit: Kit, e: Mapping[str, int]) -> Run:

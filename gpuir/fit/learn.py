@@ -139,11 +139,11 @@ def samples(family: Family, batches: Iterable[MeasuredBatch], model: Model) -> l
                 batch.works[-1].dtype.name,
                 batch.target,
                 batch.works[-1].take(batch.which),
-                other_s,
-                batch.device_s,
-                np.full(len(batch), (1.0 if exact else COARSE) / len(batch)),
-                exact,
-                ran and ran[0],
+                other_s=other_s,
+                device_s=batch.device_s,
+                weight=np.full(len(batch), (1.0 if exact else COARSE) / len(batch)),
+                exact=exact,
+                tiles=ran and ran[0],
             )
         )
     return rows
@@ -223,7 +223,7 @@ def _fit(torch: Any, family: Family, samples: list[Sample], trained: Trained, se
         ran = [(s.tiles or t).each(torch.as_tensor) for s, t in zip(samples, cuts, strict=True)]
         trained = _factors_fitted(torch, family, samples, ran, trained)
     if family.features:
-        trained = _net_fitted(torch, family, samples, cuts, trained, seed)
+        trained = _net_fitted(torch, family, samples, cuts, trained, seed=seed)
     return trained
 
 
@@ -292,6 +292,7 @@ def _net_fitted(
     samples: list[Sample],
     cuts: list[Tiles],
     trained: Trained,
+    *,
     seed: int,
 ) -> Trained:
     """The network on what the formulas leave: bounded, its weights small, and what is one

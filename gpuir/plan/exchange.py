@@ -12,6 +12,7 @@ def collective_of(cluster: Cluster) -> Collective:
     """Seconds of a collective among all GPUs of a cluster, by the model of `cost.collective`."""
 
     def seconds(kind: Kind, count: float) -> float:
-        return collective_time(kind, count, f32, (cluster.gpus,), (1,), cluster).time_s
+        sizes = (cluster.gpus,)
+        return collective_time(kind, count, f32, sizes=sizes, strides=(1,), cluster=cluster).time_s
 
     return seconds

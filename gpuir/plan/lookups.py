@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
@@ -12,10 +12,11 @@ from gpuir.cost.reading import work_of
 from gpuir.cost.tile import choose, estimate
 from gpuir.ir.build import Builder
 from gpuir.ir.graph import Level, Value
-from gpuir.ir.types import DType, TensorType, i64
+from gpuir.ir.types import TensorType, i64
 from gpuir.ops import kernel as k
 from gpuir.ops import tensor as t
 from gpuir.ops.spread import Spread
+from gpuir.plan.tables import EmbeddingTable
 from gpuir.targets.target import Target
 
 # Cells of an optimizer's state for each of a table's, and for each row.
@@ -32,26 +33,17 @@ class Times:
 
 
 @lru_cache(maxsize=16384)
-def times(
-    rows: int,
-    width: int,
-    bag: float,
-    bags: int,
-    dtype: DType,
-    spread: Spread,
-    state: int,
-    to: Target,
-) -> Times:
-    """Of `bags` sums of `bag` rows each, looked up in a part of so many `rows` and cells a row; and
-    of their update, which touches `state` more cells for each of a row. One launch serves all
+def times(part: EmbeddingTable, bags: int, state: int, to: Target) -> Times:
+    """Of `bags` sums looked up in a part of a table, of as many rows each as its `lookups` says;
+    and of their update, which touches `state` more cells for each of a row. One launch serves all
     tables of a GPU (FBGEMM's table-batched embeddings), so each takes its arithmetic or its bytes,
     and what nothing hides (start, waits) counts once. Backward is an update in place: a scatter of
     as many rows as were looked up."""
-    count = max(1, round(bag))
-    sums = max(1, round(bags * bag / count))
-    forward = tile_of(bag_sum(rows, width, count, sums, dtype, spread), to)
-    wide = width * (1 + state)
-    backward = tile_of(update(rows, wide, sums * count, dtype, spread), to)
+    count = max(1, round(part.lookups))
+    sums = max(1, round(bags * part.lookups / count))
+    forward = tile_of(bag_sum(part, count, sums), to)
+    wide = replace(part, width=part.width * (1 + state))
+    backward = tile_of(update(wide, sums * count), to)
     waits = max(forward[1], backward[1])
     return Times(forward[0], backward[0], waits)
 
@@ -64,20 +56,21 @@ def tile_of(op: k.KernelOp, target: Target) -> tuple[float, float]:
     return float(busy[0]), float(rest[0])
 
 
-def bag_sum(rows: int, width: int, bag: int, bags: int, dtype: DType, spread: Spread) -> k.KernelOp:
-    w = Value("table", TensorType((rows, width), dtype))
+def bag_sum(part: EmbeddingTable, bag: int, bags: int) -> k.KernelOp:
+    w = Value("table", TensorType((part.rows, part.width), part.dtype))
     at = Value("indices", TensorType((bags, bag), i64))
     b = _body(w, at)
-    y = b(t.Gather(w, at, 0, str(spread)))
+    y = b(t.Gather(w, at, 0, str(part.spread)))
     return k.Gather((w, at), b.finish([b(t.Reduce("sum", y, (1,)))]))
 
 
-def update(rows: int, width: int, count: int, dtype: DType, spread: Spread) -> k.KernelOp:
-    w = Value("table", TensorType((rows, width), dtype))
+def update(part: EmbeddingTable, count: int) -> k.KernelOp:
+    w = Value("table", TensorType((part.rows, part.width), part.dtype))
     at = Value("indices", TensorType((count, 1), i64))
-    new = Value("updates", TensorType((count, width), dtype))
+    new = Value("updates", TensorType((count, part.width), part.dtype))
     b = _body(w, at, new)
-    return k.Scatter((w, at, new), b.finish([b(t.ScatterND(w, at, new, "add", str(spread)))]))
+    added = b(t.ScatterND(w, at, new, "add", str(part.spread)))
+    return k.Scatter((w, at, new), b.finish([added]))
 
 
 def _body(*values: Value) -> Builder:

@@ -169,32 +169,35 @@ def _options(table: EmbeddingTable, setting: PlacementSetting) -> Iterator[Optio
     out = sums * table.width * SUM_BYTES  # all sums of a step
     named = sums * bag * INDEX_BYTES
 
-    def part(rows: int, width: int, bag: float, bags: int) -> tuple[float, float, float]:
-        found = times(rows, width, bag, bags, table.dtype, table.spread, dense, setting.target)
-        return found.forward_s, found.backward_s, found.waits_s
+    def option(way: Way, parts: int, part: EmbeddingTable, **moved: float) -> Option:
+        bags = ceil(sums / n) if way == "data" else sums
+        took = times(replace(part, name="", features=1), bags, dense, setting.target)
+        return Option(way, parts, **vars(took), **moved)
 
     if "table" in setting.ways or n == 1:
-        took = part(table.rows, table.width, bag, sums)
-        yield Option("table", 1, *took, memory, *((out, named) if n > 1 else (0.0, 0.0)))
+        moved = {"sent_bytes": out, "index_bytes": named} if n > 1 else {"sent_bytes": 0.0}
+        yield option("table", 1, table, memory_bytes=memory, **moved)
     if n == 1:
         return
     if "column" in setting.ways:
         parts = 2
         least = _least_width(table)
         while parts <= n and table.width % parts == 0 and table.width // parts >= least:
-            took = part(table.rows, table.width // parts, bag, sums)
+            part = replace(table, width=table.width // parts)
             own = table.nbytes * (1 + dense) / parts + table.rows * of_row * 4
-            yield Option("column", parts, *took, own, out / parts, named)
+            moved = {"sent_bytes": out / parts, "index_bytes": named}
+            yield option("column", parts, part, memory_bytes=own, **moved)
             parts *= 2
     if "row" in setting.ways and table.rows >= n:
         # A rank has some of a bag's rows: of the busiest rank's share, sums of all bags.
         most = busiest(table.rows, n, table.spread)
-        took = part(ceil(table.rows / n), table.width, max(bag * most, min(bag, 1.0) * most), sums)
-        yield Option("row", n, *took, memory / n, 0.0, named * most, summed_bytes=out)
+        looked = max(bag * most, min(bag, 1.0) * most)
+        part = replace(table, rows=ceil(table.rows / n), lookups=looked)
+        moved = {"sent_bytes": 0.0, "index_bytes": named * most, "summed_bytes": out}
+        yield option("row", n, part, memory_bytes=memory / n, **moved)
     if "data" in setting.ways:
-        took = part(table.rows, table.width, bag, ceil(sums / n))
         reduced = table.nbytes if setting.train else 0.0
-        yield Option("data", n, *took, memory, 0.0, reduced_bytes=reduced)
+        yield option("data", n, table, memory_bytes=memory, sent_bytes=0.0, reduced_bytes=reduced)
 
 
 def _least_width(table: EmbeddingTable) -> int:

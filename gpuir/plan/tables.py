@@ -156,10 +156,10 @@ def _tables(entry: Any, i: int, where: str) -> Iterable[EmbeddingTable]:
         name,
         int(numbers["rows"]),
         int(numbers["width"]),
-        float(numbers.get("lookups", 1.0)),
-        int(numbers.get("features", 1)),
-        DTYPES[dtype],
-        spread,
+        lookups=float(numbers.get("lookups", 1.0)),
+        features=int(numbers.get("features", 1)),
+        dtype=DTYPES[dtype],
+        spread=spread,
     )
     if count > MOST_TABLES:
         raise UsageError(

@@ -463,6 +463,7 @@ def answer_of(
     kernels = kernels_of(graph)
     running = [x for x in kernels if x.runs]
     bounds = dict(bounds_of(running))
+    shown = Details(graph, kernels, run, held, device, warnings=warnings)
     return Answer(
         model=graph.name,
         target=device.name,
@@ -478,7 +479,7 @@ def answer_of(
         peak_bytes=held.peak_bytes,
         reserved_bytes=held.reserved_bytes,
         available_bytes=held.available_bytes,
-        details=Details(graph, kernels, run, held, device, warnings, explain, fixes, html),
+        details=replace(shown, explain=explain, fixes=fixes, html=html),
     )
 
 

@@ -199,7 +199,7 @@ def ran(
             name = program.model
             held = found.held.setdefault(id(program), {})
             alone = _alone(partial(_kernels_on, job, block.loading))
-            part = answers(program, targets, some, table, alone, held)
+            part = answers(program, targets, some, table, alone, held=held)
             got.update((there[t], answer) for t, answer in zip(some, part, strict=True))
         for i, column in enumerate(columns):
             point = (block.first + j) * width + numbers[i]
@@ -237,7 +237,7 @@ def planned(
         for column, plan in plans:
             answer, name, items = _planned(job, plan, loading, common)
             point = number * space.columns + column
-            rows.add(point, job, name, Site(plan=plan), answer, items)
+            rows.add(point, job, name, Site(plan=plan), answer, items=items)
     return rows.bytes()
 
 
@@ -265,7 +265,7 @@ class _PointColumns:
         self.rows: list[dict[str, Any]] = []
 
     def add(
-        self, point: int, job: Job, name: str, column: Site, found: Answer, items: int = 0
+        self, point: int, job: Job, name: str, column: Site, found: Answer, *, items: int = 0
     ) -> None:
         items = items or job.items
         plan = column.plan
@@ -589,9 +589,9 @@ class SpaceSweep:
         return found
 
     def _key(self, job: Job, variant: str) -> str:
-        texts = (self.loading.digests[job.model], repr(job.dims), job.dtype, job.profile)
+        model, asked = self.loading.digests[job.model], repr((job.dims, job.dtype, job.profile))
         profile = repr(list(walk(load_profile(job.profile))))
-        return digest(*texts, profile, repr(self.loading.options), variant)
+        return digest(model, asked, profile, repr(self.loading.options), variant)
 
     def _plans(
         self, parts: Sequence[ResultFile], engine: Engine, advance: Callable[[int], None]

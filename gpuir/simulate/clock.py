@@ -285,7 +285,7 @@ class _Clock:
         self.now: Number = 0.0 * self.scale
         self.free: Number = 0.0 * self.scale
         self.device_s: Number = 0.0 * self.scale
-        self.at = _At(None, False, 0.0, HOST, False, host.next_s)
+        self.at = _At(None, False, 0.0, lane=HOST, replaying=False, next_s=host.next_s)
         self.launches: list[Launch] = []
         self.pending: list[Number] = []  # when the kernels launched end, for the queue
         self.past: dict[int, _Past] = {}  # of each loop, by identity, its last run

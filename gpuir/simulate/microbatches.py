@@ -335,8 +335,10 @@ def run_pipeline(
         )
     orders = tuple(map(_with_update(times, ranks), range(ranks), orders))
     seconds, last = _task_seconds(orders, times), [t.last for t in times]
-    starts, ends = _simulate(orders, seconds, last, sends, back, norm_s)
-    return Pipelined(orders, tuple(times), sends, back, starts, ends, norm_s)
+    starts, ends = _simulate(orders, seconds, last, sends=sends, back=back, norm_s=norm_s)
+    return Pipelined(
+        orders, (*times,), sends=sends, sends_back=back, starts=starts, ends=ends, norm_s=norm_s
+    )
 
 
 def _with_update(times: Sequence[PartTimes], ranks: int):
@@ -372,6 +374,7 @@ def _simulate(
     orders: Sequence[Order],
     seconds: dict[TaskKind, list[float]],
     last: Sequence[LastPass | None],
+    *,
     sends: Sequence[float],
     back: Sequence[float],
     norm_s: float,

@@ -191,7 +191,17 @@ def simulate(
 
 def _unasked(x: Tenant) -> Served:
     """Of a model that nobody asks: as if one request had been alone."""
-    return Served(x.name, x.load, x.time_s, 0.0, np.array([x.time_s]), 0.0, x.time_s, {}, True)
+    return Served(
+        x.name,
+        x.load,
+        x.time_s,
+        rate=0.0,
+        latencies_s=np.array([x.time_s]),
+        waiting_s=0.0,
+        running_s=x.time_s,
+        lost={},
+        keeps_up=True,
+    )
 
 
 class _Simulation:

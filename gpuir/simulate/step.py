@@ -315,12 +315,12 @@ def part_times(stages: Iterable[Stage], end: int | None = None) -> list[PartTime
         first = "norm" in some  # of both, what gradients that parts share are added up for
         found.append(
             PartTimes(
-                seconds(some["forward"]),
-                seconds(some.get("backward")),
-                seconds(some.get("weights")),
-                update + (0.0 if first else more),
-                norm + (more if first else 0.0),
-                _last_pass(some, end),
+                forward=seconds(some["forward"]),
+                backward=seconds(some.get("backward")),
+                weights=seconds(some.get("weights")),
+                update=update + (0.0 if first else more),
+                norm=norm + (more if first else 0.0),
+                last=_last_pass(some, end),
             )
         )
     return found

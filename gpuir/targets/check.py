@@ -40,8 +40,8 @@ def check_target(target: Target) -> list[CheckRow]:
         by_user = target.source(field).startswith("set by the user")
         why = "" if by_user else target.discrepancies.get(field, "")
         status: Status = "ok" if abs(diff) <= TOLERANCE else "explained" if why else "doubtful"
-        explanation = why if status == "explained" else ""
-        rows.append(CheckRow(field, listed, recomputed, diff, status, formula, explanation))
+        said = {"formula": formula, "explanation": why if status == "explained" else ""}
+        rows.append(CheckRow(field, listed, recomputed, diff, status, **said))
     return rows
 
 

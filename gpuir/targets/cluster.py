@@ -535,7 +535,8 @@ def usual(target: Target, count: int) -> Cluster:
         mesh = link.kind != "NVLink" or (size <= 4 and target.isa in ("sm_60", "sm_70", "sm_80"))
         topology = "mesh" if mesh else "switch"
         reduces = not mesh and target.isa in REDUCES
-        domain = LinkLevel(size, link.kind, topology, link.bytes_per_s, NVLINK_S, reduces)
+        speed = {"bytes_per_s": link.bytes_per_s, "latency_s": NVLINK_S}
+        domain = LinkLevel(size, link.kind, topology, **speed, reduces=reduces)
         sources |= {
             "domain": f"target {target.name}: {target.source('link')}",
             "domain.joins": "the number of GPUs asked for",

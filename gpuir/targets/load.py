@@ -317,7 +317,9 @@ def _check_ends(found: Mapping[str, float], where: str) -> None:
 
 
 _ISA = re.compile(r"sm_[0-9]{2,4}[a-z]?|(?!sm_)[A-Za-z0-9_.-]{0,32}")  # the number is counted with
-_KIND = SpecKind("target", "a100", ("gpus", "cpus"), target_of, _find_base, _divided, _cut)
+_KIND = SpecKind(
+    "target", "a100", ("gpus", "cpus"), target_of, _find_base, divided=_divided, cut=_cut
+)
 
 
 def _check_names(target: Target, where: str) -> None:

@@ -107,7 +107,16 @@ class Host:
         return replace(self, before=before, **times)
 
 
-NO_HOST = Host(0, 0, 0, 0, 0, 0, 0, queue=1 << 20)
+NO_HOST = Host(
+    between_s=0,
+    before_s=0,
+    launch_s=0,
+    next_s=0,
+    after_s=0,
+    empty_s=0,
+    call_s=0,
+    queue=1 << 20,
+)
 
 
 @dataclass(frozen=True)

@@ -69,12 +69,9 @@ def load_operators(name: str) -> Operators:
             op, _, since = entry.partition("@")
             rows.setdefault(op, []).append((int(since or 1), takes))
     return Operators(
-        raw["name"],
-        raw["title"],
-        raw["listed"],
-        raw["elsewhere"],
-        {op: tuple(sorted(found, key=lambda x: x[0])) for op, found in rows.items()},
-        frozenset(raw.get("written_out", "").split()),
+        **{name: raw[name] for name in ("name", "title", "listed", "elsewhere")},
+        rows={op: tuple(sorted(found, key=lambda x: x[0])) for op, found in rows.items()},
+        written_out=frozenset(raw.get("written_out", "").split()),
     )
 
 

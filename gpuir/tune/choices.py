@@ -212,7 +212,8 @@ def _choices(
     kernel: Kernel, target: str | Target, names: tuple[str, ...], rows: Ints, tiles: Tiles
 ) -> Choices:
     device = load_target(target) if isinstance(target, str) else target
-    return Choices(kernel, device, names, rows, tiles, space.predict(kernel, tiles, device))
+    predictions = space.predict(kernel, tiles, device)
+    return Choices(kernel, device, names, rows, tiles, predictions=predictions)
 
 
 def _parts(tiles: Tiles) -> dict[str, Number]:

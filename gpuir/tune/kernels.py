@@ -358,7 +358,9 @@ def _one_of(kind: str, name: str, value: str, known: Sequence[str]) -> str:
     return value
 
 
-def _check_parts(kind: str, of: str, whole: Number, parts: str, by: Number, divides: bool) -> None:
+def _check_parts(
+    kind: str, of: str, whole: Number, parts: str, by: Number, *, divides: bool = False
+) -> None:
     """UsageError where there are fewer of one thing than of another, or not a multiple."""
     wrong = np.less(whole, by) | (np.not_equal(np.mod(whole, by), 0) if divides else False)
     if np.any(wrong):
@@ -440,7 +442,7 @@ def _made(kind: str, dtype: DType, given: Mapping[str, Any]) -> Work:
         raise UsageError(f"gpuir.kernel({kind!r}): no function {given['fn']!r}", fix=fix)
     for of, parts, divides in PARTS.get(kind, ()):
         if parts in given:
-            _check_parts(kind, of, given[of], parts, given[parts], divides)
+            _check_parts(kind, of, given[of], parts, given[parts], divides=divides)
     if kind == "conv":
         _check_windows(**given)
     return KINDS[kind](dtype=dtype, **given)
@@ -465,7 +467,7 @@ def _check_windows(
         )
     for n, taps in zip(sizes, windows, strict=True) if not transposed else ():
         padded, reach = n + 2 * padding, dilation * (taps - 1) + 1
-        _check_parts("conv", "size with its padding", padded, "window", reach, False)
+        _check_parts("conv", "size with its padding", padded, "window", reach)
 
 
 def parameters_of(made: Made) -> tuple[tuple[str, ...], tuple[str, ...]]:

@@ -26,7 +26,7 @@ from gpuir.ir.notes import TILE, Tile
 from gpuir.targets.target import Target
 from gpuir.tune.kernels import KERNEL, TARGET, Kernel
 from gpuir.tune.legal import check
-from gpuir.tune.space import TILES, Predictions, device_of, predict, ranked
+from gpuir.tune.space import TILES, Predictions, Ranked, device_of, predict, ranked
 
 TAIL = 1.2816  # standard deviations between which 80 % of a normal distribution lie, each way
 # Shares of the variance: what all kernels on a target have in common, what those of a kind do, what
@@ -52,17 +52,10 @@ class Observation:
     deviation: float
 
     @staticmethod
-    def of(
-        kind: str,
-        columns: Mapping[str, float],
-        tile: Tile,
-        measured_s: float,
-        predicted_s: float,
-        interval_s: tuple[float, float],
-    ) -> Observation:
-        """From seconds: measured, predicted, and between what the predictor expected 80 %."""
-        error = float(np.log(measured_s / predicted_s))
-        return Observation(kind, tuple(columns.items()), tile, error, deviation(*interval_s))
+    def of(kind: str, columns: Mapping[str, float], x: Ranked, measured_s: float) -> Observation:
+        """From a prediction, and the seconds that were measured."""
+        error = float(np.log(measured_s / x.time_s))
+        return Observation(kind, tuple(columns.items()), x.tile, error, deviation(*x.interval_s))
 
 
 @holds(target=of_type(Target, "a target", "gpuir.load_target('a100')"))
@@ -96,7 +89,7 @@ class Observed:
         check(kernel.work, tile, self.target, kernel.name)
         x = ranked(kernel, tile, self.target)
         kind, columns = local.label(kernel.work), _columns(kernel.work)
-        return self.learn(Observation.of(kind, columns, tile, seconds, x.time_s, x.interval_s))
+        return self.learn(Observation.of(kind, columns, x, seconds))
 
     @takes(more=many(of_type(Observation, "an observation")))
     def learn(self, *more: Observation) -> Observed:

@@ -21,14 +21,12 @@ from gpuir.tune.space import Ranked, device_of
 
 @dataclass(frozen=True)
 class Result:
-    """A tile of a kernel, by its text, on a target: what it is predicted to take, between what 80 %
-    of them lie, and what was measured, in seconds."""
+    """A tile of a kernel, by its text, on a target, with its prediction, and what was measured, in
+    seconds."""
 
     kernel: str
     kernel_text: str
-    tile: Tile
-    time_s: float
-    interval_s: tuple[float, float]
+    predicted: Ranked
     measured_s: float | None
 
 
@@ -108,7 +106,7 @@ class Results(Store):
             (target, self.predictor),
         )
         return [
-            Result(key, text, tile_in(tile), time_s, (low_s, high_s), measured_s)
+            Result(key, text, Ranked(tile_in(tile), time_s, (low_s, high_s)), measured_s)
             for key, text, tile, time_s, low_s, high_s, measured_s in rows
         ]
 

@@ -98,6 +98,7 @@ def tune(
     task: TuningTask,
     model: Observed,
     how: How,
+    *,
     store: Results | None = None,
     measure: Measure | None = None,
     said: Callable[[str], None] = lambda text: None,
@@ -169,7 +170,7 @@ def remembered(store: Results, tasks: Sequence[TuningTask], target: Target) -> O
     model = Observed(target)
     here = {kernel_key(task.kernel.work): task.kernel for task in tasks}
     others = [
-        Observation.of(kind, columns, x.tile, x.measured_s, x.time_s, x.interval_s)
+        Observation.of(kind, columns, x.predicted, x.measured_s)
         for x in store.results(target_key(target))
         if x.measured_s is not None and x.kernel not in here
         for kind, columns in [columns_in(x.kernel_text)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from math import ceil, prod
 from typing import Any
 
@@ -81,11 +82,11 @@ def _statement(
         loops,
         variables,
         frozenset(reduced),
-        (
+        accesses=(
             *(_access(r, letters, False) for r in reads),
             *(_access(r, letters, True) for r in block.writes),
         ),
-        unrolls,
+        unrolls=unrolls,
     )
 
 
@@ -101,9 +102,8 @@ def _access(region: Any, letters: Mapping[int, str], writes: bool) -> BufferAcce
             axes.append(tuple((1, letters[v]) for v in _variables(r.min) if v in letters))
     cells = tuple(_whole(r.extent) for r in region.region)
     cell_bytes = _bits(str(source.dtype)) / 8
-    return BufferAccess(
-        str(source.name), str(source.scope()), cell_bytes, tuple(axes), cells, writes, exact
-    )
+    access = BufferAccess(str(source.name), str(source.scope()), cell_bytes, tuple(axes), cells)
+    return replace(access, writes=writes, exact=exact)
 
 
 def _bits(dtype: str) -> int:

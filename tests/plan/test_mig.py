@@ -143,7 +143,7 @@ speeds = st.tuples(st.floats(0.001, 0.05), st.floats(0.0, 0.01), st.just(0.5))
 def test_choice_is_that_of_trying_all(models, objective):
     """On an A30, each model on one slice alone: as good as the best of all assignments."""
     some = setting(*(Workload(f"m{i}", i) for i in range(len(models))), models=tuple(models))
-    made = Search([GpuKind("a30")], some, objective, 100, ways=("mig",))
+    made = Search([GpuKind("a30")], some, objective, requests=100, ways=("mig",))
     chosen = made.found().outcomes
 
     def worth(where: tuple[str, ...]) -> float:
@@ -168,7 +168,7 @@ def test_choice_is_that_of_trying_all(models, objective):
 @given(st.lists(speeds, min_size=2, max_size=4), st.sampled_from(["throughput", "fairness"]))
 def test_never_worse_than_the_plain_choice(models, objective):
     some = setting(*(Workload(f"m{i}", i) for i in range(len(models))), models=tuple(models))
-    made = Search([GpuKind("a100-sxm-40gb")], some, objective, 100, ways=("mig",))
+    made = Search([GpuKind("a100-sxm-40gb")], some, objective, requests=100, ways=("mig",))
     plain = made._plain("a100-sxm-40gb", geometries(mig_of(load_target("a100"))))
     assert plain is not None
     best = made.found().outcomes[0]
@@ -202,7 +202,7 @@ def test_more_models_than_seats_take_turns():
 @given(st.lists(speeds, min_size=3, max_size=5))
 def test_several_gpus_never_do_worse_than_dealing_models_out(models):
     some = setting(*(Workload(f"m{i}", i) for i in range(len(models))), models=tuple(models))
-    made = Search([GpuKind("a30"), GpuKind("t4")], some, "throughput", 100)
+    made = Search([GpuKind("a30"), GpuKind("t4")], some, "throughput", requests=100)
     dealt = made._dealt()
     assert dealt is not None
     best = made.found().outcomes[0]

@@ -184,8 +184,9 @@ def test_what_a_way_costs():
 def test_the_busiest_rank_has_the_most_frequent_row():
     assert busiest(1000, 4, UNIFORM) == 0.25
     assert busiest(1000, 4, Spread(2.0)) > 0.6  # 1 / zeta(2) of the lookups name one row
-    few = times(10_000_000, 64, 50, 65_536, table("t").dtype, Spread(1.5), 0, A100)
-    many = times(10_000_000, 64, 50, 65_536, table("t").dtype, UNIFORM, 0, A100)
+    part = table("t", 10_000_000, lookups=50)
+    few = times(replace(part, spread=Spread(1.5)), 65_536, 0, A100)
+    many = times(part, 65_536, 0, A100)
     assert few.forward_s < many.forward_s and few.backward_s < many.backward_s
 
 

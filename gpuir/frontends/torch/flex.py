@@ -62,9 +62,7 @@ def attention(
         e.assume(f"{node.name}: {said}")
     seen = seen or SeenKeys()
     op = t.Attention(
-        q,
-        k,
-        v,
+        *(q, k, v),
         scale=float(scale),
         causal=seen.causal,
         window=seen.window,
@@ -107,9 +105,7 @@ def backward(
     if dstats is not None:
         e.assume(f"{node.name}: the gradient of its logarithms of sums is not applied")
     op = t.AttentionGradient(
-        q,
-        k,
-        v,
+        *(q, k, v),
         y=y,
         stats=natural(e, stats),
         dy=e.fill(0, y.type) if dy is None else dy,

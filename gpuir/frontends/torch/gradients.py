@@ -37,9 +37,7 @@ def attention(n: TorchNode, e: Emitter) -> Results:
 def attention_backward(n: TorchNode, e: Emitter) -> Results:
     q, k, v = (n[name] for name in ("query", "key", "value"))
     op = t.AttentionGradient(
-        q,
-        k,
-        v,
+        *(q, k, v),
         y=n["out"],
         stats=reshaped(e, n["logsumexp"], q.type.shape[:-1]),
         dy=n.one_of("grad_out", "grad_out_"),

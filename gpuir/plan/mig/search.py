@@ -180,7 +180,8 @@ def search(
     `mig` alone every model has a slice to itself. UsageError where a model fits nowhere, or HiGHS
     is not installed.
     """
-    return Search(kinds, setting, objective, requests, whole, ways, watch).found()
+    made = Search(kinds, setting, objective, requests=requests, whole=whole, ways=ways, watch=watch)
+    return made.found()
 
 
 # For each kind of GPU the ways to divide one, and how many may be divided so; None: not divided.
@@ -195,6 +196,7 @@ class Search:
         kinds: Sequence[GpuKind],
         setting: ServingSetting,
         objective: Objective,
+        *,
         requests: int,
         whole: int = 8,
         ways: Sequence[Way] = WAYS,

@@ -192,7 +192,7 @@ def timetable(
         if stretch.rates in searches:
             continue
         watch(f"load from {clock(stretch.start_s)} on")
-        now = Search(kinds, _under(setting, stretch), objective, requests, ways=ways)
+        now = Search(kinds, _under(setting, stretch), objective, requests=requests, ways=ways)
         searches[stretch.rates] = now
         plans.update((x.gpus, None) for x in now.found().outcomes[:KEPT])
     candidates = list(plans)

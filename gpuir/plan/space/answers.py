@@ -117,6 +117,7 @@ def answers(
     which: Sequence[int],
     table: CostTable,
     alone: Alone,
+    *,
     held: Held | None = None,
 ) -> list[Answer]:
     """The program on some of the targets, which are the columns of the table. `alone` gives the
@@ -238,7 +239,7 @@ def _alone(
     launches = replace(launches, found=chosen(launches.found, seconds))
     if profile.streams == 1 and not any(x.group for x, _ in counted(launches.found)):
         made = tuple(
-            Cost(time_s, BOUNDS[int(by[i])], BY, (), (), (low[i], high[i]))
+            Cost(time_s, BOUNDS[int(by[i])], BY, (), (), interval=(low[i], high[i]))
             for i, time_s in enumerate(seconds)
         )
     else:  # what kernels fill of the device counts
