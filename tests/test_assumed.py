@@ -462,8 +462,8 @@ PINNED: dict[str, tuple[Callable[[], Any], Any]] = {
     ),
     # four cells a thread and 32, by eights
     "cost.nest OWN_REGISTERS": (
-        lambda: nest.cut(
-            sized.pointwise(4096.0, (f32,), (f32,)), Tiles({"i": 512.0}), A100
+        lambda: nest.library_block(
+            nest.cut(sized.pointwise(4096.0, (f32,), (f32,)), Tiles({"i": 512.0})), A100
         ).registers, 40,
     ),
     "cost.nest IDLE_SHARE": (lambda: nest.board_watts(A100), 300),

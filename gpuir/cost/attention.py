@@ -30,6 +30,7 @@ from gpuir.cost import power
 from gpuir.cost.data import of_isa, table
 from gpuir.cost.family import Family, Terms
 from gpuir.cost.nest import (
+    MOST_REGISTERS,
     OWN_REGISTERS,
     Tiles,
     board_watts,
@@ -96,7 +97,6 @@ SETTLE_S = 0.74e-3  # until the clock follows the power: as products on the lane
 # fused_multihead_flash_attention_kernel_noloop.h): its share of the results, the scores and the
 # queries, and of keys or values two steps of an instruction, which a warp needs whole. Those beyond
 # `MOST_REGISTERS` are spilled.
-MOST_REGISTERS = 255.0  # CUDA C++ Programming Guide, technical specifications
 FRAGMENT_CELLS = 4.0  # of a key or value whose sixteens, of 2 bytes, are a register of each lane
 
 # Of FlashAttention-2's rate, in 16 bits: that is 1.7 times its predecessor's at least (Dao,
@@ -560,7 +560,7 @@ def _resident(s: Sheet, work: Work, tiles: Tiles, target: Target, kernel: RanKer
     threads = tiles.warps * target.sm.warp
     value = work.extents["e"] / halves(work, target, xp)
     cells = tiles.dims["s"] * (value + tiles.dims["d"])
-    registers = xp.minimum(cells / threads + OWN_REGISTERS, 255.0)
+    registers = xp.minimum(cells / threads + OWN_REGISTERS, MOST_REGISTERS)
     held = blocks_held(work, tiles, target, registers, xp)
     return held * (1 - lanes) + LANE_BLOCKS * lanes
 

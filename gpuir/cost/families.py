@@ -13,7 +13,6 @@ from gpuir.cost import (
     conv,
     cpu,
     grouped,
-    legal,
     routines,
     rows,
     simt,
@@ -21,6 +20,7 @@ from gpuir.cost import (
     tensile,
     tensor,
 )
+from gpuir.cost.candidates import of_any
 from gpuir.cost.family import Family, Places, Terms, among, fastest
 from gpuir.cost.nest import Tiles, runs_on_tensor
 from gpuir.cost.products import as_product, is_product
@@ -60,14 +60,14 @@ def _product_s(
 def _product_tile(work: Work, target: Target, p: Mapping[str, Number]) -> Tiles:
     places: list[Places] = []
     found: list[Tiles] = []
-    for some, tiles in among(work, partial(legal.candidates, target=target)):
+    for some, tiles in among(work, partial(of_any, target=target)):
         places.append(some)
         found.append(fastest(_product_s, work.take(some), tiles, target, p))
     return Tiles.joined(found).take(np.argsort(np.concatenate(places)))
 
 
 # Kernels of others that run as products on matrix units: nests, kernels of plug-ins.
-PRODUCTS = replace(tensor.FAMILY, tiles=legal.candidates, seconds=_product_s, choose=_product_tile)
+PRODUCTS = replace(tensor.FAMILY, tiles=of_any, seconds=_product_s, choose=_product_tile)
 
 
 def family_of(work: Work, target: Target) -> Family:

@@ -1,33 +1,24 @@
-"""What a library's tile asks of a target; tiles that any kernel may have.
+"""What a tile asks of a target: one list for libraries' kernels and for generated ones.
 
-The latter are searched where a library's own do not fit, and a tuner may start from them.
+What differs between them is what a block of theirs takes (`BlockShare`: libraries' do not spill
+registers, a compiler does), and the rules of their family, which join the list.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
-from itertools import product
-from math import prod
 
 import numpy as np
 
-from gpuir.cost.nest import (
-    WIDEST_HEAD_BYTES,
-    TiledNest,
-    Tiles,
-    copies_asynchronously,
-    runs_on_tensor,
-)
-from gpuir.cost.products import is_product, roles_of, spread
+from gpuir.cost.family import Flags
+from gpuir.cost.nest import MOST_REGISTERS, BlockShare, TiledNest, copies_asynchronously
 from gpuir.cost.sheet import Number
-from gpuir.cost.work import Work
 from gpuir.targets.target import Target
 
-MOST_REGISTERS = 255  # of one thread: CUDA C++ Programming Guide, compute capability table
-MOST_THREADS = 1024  # of one block: the same table
+MOST_THREADS = 1024  # of one block: CUDA C++ Programming Guide, compute capability table
 TENSOR_MEMORY_BYTES = 128 * 512 * 4  # lanes, columns, bytes: PTX ISA, tcgen05 tensor memory
+MOST_STAGES, PLAIN_STAGES = 8.0, 2.0  # assumed: steps in shared memory, or on their way there
 
 
 @dataclass(frozen=True)
@@ -48,228 +39,120 @@ class Need:
         return f"{self.what}: {float(self.wants):,.0f} {self.unit}, {limit} {float(self.has):,.0f}"
 
 
-def needs(nest: TiledNest, target: Target) -> tuple[Need, ...]:
-    """What the tiles of a nest ask of the target: of a CPU nothing, whose libraries block for its
-    caches by themselves."""
-    if target.is_cpu:
-        return ()
-    tiles, sizes, work, sm = nest.tiles, nest.sizes, nest.work, target.sm
-    found = [
-        Need("threads", nest.threads, float(min(MOST_THREADS, sm.threads)), "a block"),
-        Need("shared memory", nest.smem_bytes, float(sm.smem_bytes_per_block), "bytes a block"),
-    ]
-    if work.kernel == "k.attention" and target.isa.startswith("sm_10"):
-        summed = 4.0 * nest.accumulators
-        found.append(Need("tensor memory", summed, float(TENSOR_MEMORY_BYTES), "bytes a block"))
-    else:
-        file = nest.registers * nest.threads
-        found.append(Need("registers", nest.registers, float(MOST_REGISTERS), "a thread"))
-        found.append(Need("register file", file, float(sm.registers), "a block"))
+def rule(what: str, wants: Number, has: Number, unit: str) -> Need:
+    """What is asked of tiles on any target."""
+    return Need(what, wants, has, unit, of_target=False)
 
-    def rule(what: str, wants: Number, has: Number, unit: str) -> None:
-        found.append(Need(what, wants, has, unit, of_target=False))
 
-    if not work.is_contraction:
-        rule("stages (this kernel has no operands to stage)", tiles.stages, 1.0, "deep")
-    elif copies_asynchronously(target):
-        rule("stages", tiles.stages, 8.0, "deep")
-    else:
-        rule("stages (the GPU has no asynchronous copies)", tiles.stages, 2.0, "deep")
-    if runs_on_tensor(work, target):
-        rows, cols = work.face
-        rule(f"{rows} in steps of 16", sizes[rows] % 16, 0.0, "rows over")
-        rule(f"{cols} in steps of 8", sizes[cols] % 8, 0.0, "columns over")
-        if work.kernel != "k.attention":
-            chunk = sizes["k"] * work.dtype.bits / 8 % 32
-            rule("k in steps of 32 bytes", chunk, 0.0, "bytes over")
-    for d in work.reduced:
-        steps = np.ceil(np.maximum(work.extents[d], 1) / sizes[d])
-        rule(f"split of the steps along {d}", tiles.split, steps, "blocks")
-    writes_rows = work.writes_rows and not work.is_of_columns  # in a launch of its own
+def copies_ahead(target: Target) -> bool:
+    """Whether copies of several steps may be on their way at once: asynchronous ones, or AMD's
+    through registers (`cost.generated.shared`)."""
+    return copies_asynchronously(target) or target.vendor == "AMD"
+
+
+def needs_of(
+    nest: TiledNest, target: Target, block: BlockShare, rules: Iterable[Need] = ()
+) -> tuple[Need, ...]:
+    """What tiles ask of the target, and of the kernel; `rules` are those of its family besides."""
+    tiles, work, sm = nest.tiles, nest.work, target.sm
+    found = [rule(f"{d}: cells of a tile", 1.0, n, "at least") for d, n in nest.sizes.items()]
+    found.extend(rules)
+
+    def room(what: str, wants: Number | None, has: float, unit: str) -> None:
+        if wants is not None:
+            found.append(Need(what, wants, float(has), unit))
+
+    room("threads", block.threads, min(MOST_THREADS, sm.threads), "a block")
+    room("shared memory", block.smem_bytes, sm.smem_bytes_per_block, "bytes a block")
+    room("tensor memory", block.tensor_bytes, TENSOR_MEMORY_BYTES, "bytes a block")
+    if block.registers is not None:
+        room("registers", block.registers, MOST_REGISTERS, "a thread")
+        room("register file", block.registers * block.threads, sm.registers, "a block")
+    staged = any(o.staging == "staged" for o in work.operands)
+    ahead = MOST_STAGES if copies_ahead(target) else PLAIN_STAGES
+    what = "stages" if staged else "stages (this kernel has no operands to stage)"
+    found.append(rule(what, tiles.stages, ahead if staged else 1.0, "deep"))
+    found.extend(
+        rule(f"split of the steps along {d}", tiles.split, nest.counts[d], "blocks")
+        for d in work.reduced
+    )
     if work.kind == "scan":
         most = np.where(np.asarray(work.extents["o"]) == 1, np.inf, 1.0)
-        rule("split (running sums of several rows)", tiles.split, most, "blocks")
-    elif not (work.is_contraction or (work.kernel == "k.reduce" and not writes_rows)):
-        rule("split (this kernel computes no sum)", tiles.split, 1.0, "blocks")
+        found.append(rule("split (running sums of several rows)", tiles.split, most, "blocks"))
+    elif not work.is_sum:
+        why = "each block needs the whole sum" if work.reduced else "this kernel computes no sum"
+        found.append(rule(f"split ({why})", tiles.split, 1.0, "blocks"))
     return tuple(found)
 
 
-# ---------------------------------------------------------------------------- candidates
-
-SHORT_SUM = 64  # points: the window of a stencil, which a block takes whole
-SPLITS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
-
-
-def candidates(work: Work, target: Target) -> Tiles:
-    """The tiles worth costing.
-
-    Matrix units: m and n from 16 to 256, k of 32 to 128 bytes, 1 to 5 stages, 4 or 8 warps (fewer
-    for small tiles). Lanes: m and n from 32 to 128, smaller only for smaller matrices, k of 8 or
-    16, up to 256 for vectors. Attention: 16 to 256 queries by 32 to 128 keys. Maps: 128 to 8192
-    cells a block. Reductions: 1 to 1024 rows a block, whole or in chunks. Other nests: as matrix
-    units or lanes, along the inner of their loops first. What is a sum is also split, where outputs
-    are few. Tiles beyond the next power of two of a dimension are left out.
-    """
-    extents = {d: max(int(np.max(n)), 1) for d, n in work.dims}
-    on_tensor, splits = runs_on_tensor(work, target), bool(work.reduced)
-    if work.kernel == "k.attention":
-        wide = extents["e"] * work.dtype.bits > WIDEST_HEAD_BYTES * 8
-        free = ("s", "e", "d") if wide else ("s", "d")
-        s, d = _cap(extents["s"], 16, 256), _cap(extents["d"], 32, 128)
-        table = _wide_attention(s, d, splits) if wide else _attention(s, d, splits)
-    elif on_tensor:
-        free, most = ("m", "n", "k"), (extents["m"], extents["n"], max(extents["k"], 1))
-        table = _matrix(
-            _cap(most[0], 16, 256), _cap(most[1], 16, 256), most[2], work.dtype.bits, splits
-        )
-    elif work.is_contraction:
-        free = ("m", "n", "k")
-        table = _lanes(
-            _cap(extents["m"], 1, 128),
-            _cap(extents["n"], 1, 128),
-            _cap(extents["k"], 8, 256),
-            splits,
-        )
-    elif set(extents) not in ({"o", "r"}, {"i"}):
-        return _loops(work, target, extents)
-    elif work.reduced:
-        outer, inner = extents["o"], max(extents["r"], 1)
-        free = ("o", "r")
-        table = _rows(_cap(outer, 1, 1024), inner, splits)
-    else:
-        free = ("i",)
-        table = _cells(_cap(extents["i"], 128, 8192))
-    *columns, stages, warps, split = table.T
-    dims = dict(zip(free, columns, strict=True))
-    dims.update({d: np.ones(len(table)) for d in work.grid if d in "bh"})
-    return Tiles(dims, stages, warps, split)
+def product_rules(
+    nest: TiledNest, face: tuple[str, str, str], called: Mapping[str, str] | None = None
+) -> Iterator[Need]:
+    """Of matrix instructions: whole ones along rows, columns and the sum, in this order in `face`;
+    `called` has the names of dimensions for people. Libraries' attention names no sum there: their
+    instructions may be eight keys deep, and they pad heads by themselves."""
+    (down, across, deep), sizes = face, nest.sizes
+    called = called or {d: d for d in face}
+    yield rule(f"{called[down]} in steps of 16", sizes[down] % 16, 0.0, "rows over")
+    yield rule(f"{called[across]} in steps of 8", sizes[across] % 8, 0.0, "columns over")
+    if nest.work.kernel != "k.attention":
+        chunk = sizes[deep] * nest.work.dtype.bits / 8 % 32
+        yield rule(f"{called[deep]} in steps of 32 bytes", chunk, 0.0, "bytes over")
+    elif deep:
+        yield rule(f"{called[deep]} in steps of 16", sizes[deep] % 16, 0.0, "columns over")
 
 
-def _loops(work: Work, target: Target, extents: dict[str, int]) -> Tiles:
-    """Tiles of a nest of any loops: along rows, columns and the sum of a product on matrix units;
-    on the lanes along its last two loops, a short sum whole."""
-    splits, roles = bool(work.reduced), roles_of(work)
-    if roles is not None and is_product(work, target):
-        parts = (roles.rows, roles.columns, roles.summed)
-        m, n, k = (prod(extents[d] for d in loops) for loops in parts)
-        table = _matrix(_cap(m, 16, 256), _cap(n, 16, 256), k, work.dtype.bits, splits)
-    else:
-        *outer, last = work.grid
-        parts: tuple[tuple[str, ...], ...] = (tuple(outer[-1:]), (last,), work.reduced)
-        m, n, k = (prod(extents[d] for d in loops) for loops in parts)
-        most = (_cap(m, 1, 64), _cap(n, 1, 256))
-        table = _blocks(*most, (k,) if k <= SHORT_SUM else (8, 16, 32), splits)
-        if k <= SHORT_SUM:
-            parts = (*parts[:2], ())
-    *columns, stages, warps, split = table.T
-    whole = {d: float(extents[d]) for d in work.reduced}
-    dims: dict[str, Number] = {d: np.full(len(table), whole.get(d, 1.0)) for d, _ in work.dims}
-    for cells, loops in zip(columns, parts, strict=True):
-        if loops:
-            dims |= spread(cells, loops, extents)
-    return Tiles(dims, stages, warps, split)
+# ---------------------------------------------------------------------------- of many tiles
 
 
-def _cap(extent: int, least: int, most: int) -> int:
-    """The next power of two of an extent, kept between `least` and `most`."""
-    return min(max(1 << (max(extent, 1) - 1).bit_length(), least), most)
+@dataclass(frozen=True)
+class Legal:
+    """Of each of many tiles whether the target can run it. `reasons` has a text for each; those of
+    legal ones are empty."""
+
+    ok: Flags
+    broken: tuple[tuple[Flags, Need], ...]
+    target: Target
+
+    @property
+    def reasons(self) -> list[str]:
+        """Why each is not legal: the first thing that does not fit."""
+        found = [""] * len(self.ok)
+        for wrong, need in reversed(self.broken):
+            wants = np.broadcast_to(need.wants, self.ok.shape)
+            has = np.broadcast_to(need.has, self.ok.shape)
+            for i in np.flatnonzero(wrong):
+                one = Need(need.what, wants[i], has[i], need.unit, need.of_target)
+                found[i] = one.broken(self.target)
+        return found
 
 
-def _powers(least: int, most: int) -> list[int]:
-    """Powers of two, largest first."""
-    return [1 << b for b in range(most.bit_length() - 1, least.bit_length() - 2, -1)]
+def joined(parts: Sequence[Legal]) -> Legal:
+    """The answers of parts of an array, one after another."""
+    if len(parts) == 1:
+        return parts[0]
+    size = sum(len(p.ok) for p in parts)
+    found: dict[str, tuple[Flags, Need]] = {}
+    begin = 0
+    for p in parts:
+        here = slice(begin, begin + len(p.ok))
+        begin = here.stop
+        for wrong, need in p.broken:
+            if need.what not in found:
+                whole = Need(need.what, np.zeros(size), np.zeros(size), need.unit, need.of_target)
+                found[need.what] = np.zeros(size, bool), whole
+            flags, whole = found[need.what]
+            flags[here], whole.wants[here], whole.has[here] = wrong, need.wants, need.has
+    broken = found.values()
+    return Legal(np.concatenate([p.ok for p in parts]), tuple(broken), parts[0].target)
 
 
-def _table(rows: Iterable[tuple[int, ...]]) -> np.ndarray[tuple[int, int], np.dtype[np.float64]]:
-    return np.array(list(rows), dtype=np.float64)
-
-
-@lru_cache(maxsize=4096)
-def _matrix(m: int, n: int, k: int, bits: int, splits: bool):
-    deep, wide, least = (nbytes * 8 // bits for nbytes in (128, 64, 32))
-    ks = [s for s in (deep, wide) if s <= k] or [least]
-    return _table(
-        (tm, tn, tk, stages, warps, split)
-        for tm, tn, tk in product(_powers(16, m), _powers(16, n), ks)
-        for warps in (4, 8, 2, 1)
-        if 256 <= tm * tn / warps <= 8192 and (warps >= 4 or tm * tn <= 4096)
-        for stages in (3, 2, 4, 5, 1)
-        for split in (SPLITS if splits else (1,))
-    )
-
-
-@lru_cache(maxsize=4096)
-def _lanes(m: int, n: int, k: int, splits: bool):
-    thin = min(m, n) < 32  # a vector, or a few channels: long steps along k
-    ks = [s for s in ((16, 8, 32, 64, 256) if thin else (8, 16)) if s <= max(k, 8)]
-    return _table(
-        (tm, tn, tk, stages, warps, split)
-        for tm, tn, tk in product(_powers(min(m, 32), m), _powers(min(n, 32), n), ks)
-        for warps in (8, 4, 2, 1)
-        if (tm * tn * tk >= 32 * warps or warps == 1)
-        and tm * tn <= 64 * 32 * warps
-        and (tk <= 32 or tm == 1 or tn == 1)
-        for stages in (2, 1, 3)
-        for split in (SPLITS if splits else (1,))
-    )
-
-
-@lru_cache(maxsize=4096)
-def _blocks(m: int, n: int, ks: tuple[int, ...], splits: bool):
-    return _table(
-        (tm, tn, tk, stages, warps, split)
-        for tm, tn, tk in product(_powers(1, m), _powers(min(n, 32), n), ks)
-        for warps in (8, 4, 2, 1)
-        if 32 * warps <= tm * tn <= 64 * 32 * warps or (warps == 1 and tm * tn <= 64 * 32)
-        for stages in (1, 2)
-        for split in (SPLITS if splits else (1,))
-    )
-
-
-@lru_cache(maxsize=4096)
-def _attention(s: int, d: int, splits: bool):
-    return _table(
-        (ts, td, stages, warps, split)
-        for ts, td in product(_powers(16, s), _powers(32, d))
-        for warps in (4, 8, 2, 1)
-        if ts >= 4 * warps or warps == 1
-        for stages in (2, 1, 3)
-        for split in (SPLITS if splits else (1,))
-    )
-
-
-@lru_cache(maxsize=4096)
-def _wide_attention(s: int, d: int, splits: bool):
-    return _table(
-        (ts, te, td, stages, warps, split)
-        for ts, te, td in product(_powers(16, s), (256, 128, 64), _powers(8, d))
-        for warps in (4, 8, 2, 1)
-        for stages in (2, 1)
-        for split in (SPLITS if splits else (1,))
-    )
-
-
-@lru_cache(maxsize=4096)
-def _rows(o: int, r: int, splits: bool):
-    whole = [r] if r <= 32768 else []
-    chunks = [c for c in (8192, 4096, 1024) if c < r]
-    return _table(
-        (to, tr, 1, warps, split)
-        for tr in (*whole, *chunks)
-        for to in _powers(1, o)
-        for warps in (4, 8, 16, 32, 2, 1)
-        if to * tr >= 32 * warps or warps == 1
-        for split in ((1, 2, 4, 8, 16, 32, 64, 128, 256) if splits else (1,))
-    )
-
-
-@lru_cache(maxsize=4096)
-def _cells(i: int):
-    usual = (512, 1024, 256, 2048, 4096, 8192, 128)  # PyTorch's pointwise kernels take 512 cells
-    return _table(
-        (ti, 1, warps, 1)
-        for ti in usual
-        if ti <= i
-        for warps in (4, 8, 16, 2, 1)
-        if 32 * warps <= ti <= 16 * 32 * warps
-    )
+def judged(found: Iterable[Need], target: Target, count: int) -> Legal:
+    """Whether each of `count` tiles, or kernels, has what it needs."""
+    ok, broken = np.ones(count, bool), list[tuple[Flags, Need]]()
+    for need in found:
+        wrong = np.broadcast_to(np.asarray(need.wants) > need.has, (count,))
+        if wrong.any():
+            ok &= ~wrong
+            broken.append((wrong, need))
+    return Legal(ok, tuple(broken), target)

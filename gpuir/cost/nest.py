@@ -1,4 +1,4 @@
-"""A kernel's loop nest cut by a tile: blocks, occupancy and waves.
+"""A kernel's loop nest cut by a tile, the blocks that an SM holds, and what targets can do.
 
 Everything comes from the kernel's `Work`, once for all kernels. Formulas take one kernel and tile
 or many (arrays for numbers), so that the search over tiles, the prediction of one and its
@@ -8,7 +8,7 @@ explanation are the same arithmetic.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,12 +16,14 @@ import numpy as np
 
 from gpuir.cost.data import of_isa
 from gpuir.cost.sheet import Number, Sheet
-from gpuir.cost.work import Staging, Work
+from gpuir.cost.work import Staging, Work, product
 from gpuir.ir.notes import BY_DIMENSION, BY_OPERAND, Tile
 from gpuir.ir.types import DType, f32, tf32
 from gpuir.targets.target import Target
 
 BLOCK_SMEM_BYTES = 1024  # what the system takes of each block: CUDA C++ Programming Guide, sm_80 on
+MOST_REGISTERS = 255  # of one thread: CUDA C++ Programming Guide, compute capability table
+FULL_REGISTERS = 32.0  # of a thread at most, where an SM is to hold all the threads that it can
 OWN_REGISTERS = 32  # assumed: addresses, counters and fragments of one thread
 PLAIN = ("stages", "warps", "split", "group", "unroll")  # options of a whole tile
 PARTS = (*BY_DIMENSION, *BY_OPERAND)
@@ -101,111 +103,104 @@ class Tiles:
 
 @dataclass(frozen=True)
 class TiledNest:
-    """A work under tiles on a target."""
+    """A work cut by tiles, whatever the target."""
 
     work: Work
     tiles: Tiles
-    sizes: Mapping[str, Number]  # the tile's extent along each dimension
+    sizes: Mapping[str, Number]  # of a block, along each dimension
+    counts: Mapping[str, Number]  # of tiles along each dimension
     blocks: Number
-    steps: Number  # of one block over its share of the reduced dimension
+    steps: Number  # of one block over its share of the reduced dimensions
     step_points: Number  # of the nest that one block computes in a step, padding included
-    smem_bytes: Number  # of one block
-    threads: Number
-    accumulators: Number  # of one block, in registers
-    registers: Number  # of one thread
-    limits: Mapping[str, Number]  # blocks an SM can hold, by what runs out
-    resident: Number  # blocks an SM holds at once
-    waves: Number  # blocks over what the device holds at once
-    load: Number  # blocks the busiest SM runs
-    tail: Number  # share of the SM time that is used when blocks do not divide evenly
-    padding: Number  # nest points over points computed
 
 
-def cut(work: Work, tiles: Tiles, target: Target, s: Sheet | None = None) -> TiledNest:
-    """The nest of `work` cut by `tiles` on `target`."""
+def cut(work: Work, tiles: Tiles, s: Sheet | None = None) -> TiledNest:
+    """The nest of `work` cut by `tiles`."""
     s = s or Sheet()
-    xp, sm, extents = s.xp, target.sm, work.extents
-    sizes = {d: tiles.along(d, work, s) for d, _ in work.dims}
-    grid = _product(
-        s.put(f"blocks along {d}", xp.ceil(xp.maximum(extents[d], 1.0) / sizes[d]))
-        for d in work.grid
-    )
+    xp, extents = s.xp, work.extents
+    sizes = {d: tiles.along(d, work, s) for d in extents}
+    counts = {d: xp.ceil(xp.maximum(n, 1.0) / sizes[d]) for d, n in extents.items()}
+    counts |= {d: s.put(f"blocks along {d}", counts[d]) for d in work.grid}
+    grid = product(counts[d] for d in work.grid)
     blocks = s.put("blocks", grid * tiles.split, "", "tiles of the grid, times split")
-    steps: Number = 1.0
-    for d in work.reduced:
-        steps = xp.ceil(xp.ceil(xp.maximum(extents[d], 1.0) / sizes[d]) / tiles.split)
+    steps = xp.ceil(product(counts[d] for d in work.reduced) / tiles.split)
     steps = s.put("steps a block", steps)
-    step_points = s.put("points a step", _product(sizes.values()))
-    points = xp.maximum(work.points, 1.0)
-    padding = s.put("padding: used share of the tiles", points / (step_points * steps * blocks))
+    step_points = s.put("points a step", product(sizes.values()))
+    return TiledNest(work, tiles, sizes, counts, blocks, steps, step_points)
 
-    threads = s.put("threads a block", tiles.warps * sm.warp)
-    stage, held, accumulators = _on_chip(s, work, sizes)
+
+# ---------------------------------------------------------------------------- blocks on an SM
+
+
+@dataclass(frozen=True)
+class BlockShare:
+    """What one block takes of an SM. `registers` are a thread's, None where a compiler spills what
+    does not fit; `tensor_bytes` are of tensor memory, None where it keeps no sums there."""
+
+    threads: Number
+    smem_bytes: Number
+    registers: Number | None = None
+    tensor_bytes: Number | None = None
+
+
+def library_block(nest: TiledNest, target: Target, s: Sheet | None = None) -> BlockShare:
+    """A block of a library's kernel: operands of all stages, and sums in registers."""
+    s = s or Sheet()
+    work, tiles, sizes = nest.work, nest.tiles, nest.sizes
+    threads = s.put("threads a block", tiles.warps * target.sm.warp)
     if work.is_contraction:
-        smem = tiles.stages * stage + held
+        stage, kept = (_bytes_in(s, work, sizes, staging) for staging in ("staged", "held"))
+        smem = tiles.stages * stage + kept
+        sums = product(sizes[d] for d in work.grid)
+        if work.kernel == "k.attention":  # the scores of a step live beside the result
+            sums = sums + sizes["s"] * sizes["d"]
+        sums = sums * (work.accumulator_bits / 32)
     else:
         smem = 4.0 * tiles.warps if work.reduced else 0.0 * tiles.warps
+        sums = product(sizes.values())
     smem = s.put("shared memory a block", smem, "bytes")
-    registers = s.put(
-        "registers a thread",
-        xp.ceil((accumulators / threads + OWN_REGISTERS) / 8) * 8,
-        "",
-        "allocated by eights; cost.nest.OWN_REGISTERS",
-    )
-    limits = {
-        "shared memory": xp.floor(sm.smem_bytes / (smem + BLOCK_SMEM_BYTES)),
-        "registers": xp.floor(sm.registers / (registers * threads)),
-        "threads": xp.floor(sm.threads / threads),
-        "blocks": sm.blocks + 0.0 * threads,
-    }
-    resident: Number = limits["blocks"]
-    for limit in (limits["threads"], limits["registers"], limits["shared memory"]):
-        resident = xp.minimum(resident, limit)
-    resident = s.put(
-        "blocks an SM holds",
-        xp.maximum(resident, 1.0),
-        "",
-        "the least that blocks, threads, registers and shared memory allow",
-    )
-    waves = s.put("waves", blocks / (target.sms * resident))
-    load = s.put("blocks of the busiest SM", xp.ceil(blocks / target.sms))
-    tail = s.put("tail: used share of SM time", blocks / (load * target.sms))
-    return TiledNest(
-        work=work,
-        tiles=tiles,
-        sizes=sizes,
-        blocks=blocks,
-        steps=steps,
-        step_points=step_points,
-        smem_bytes=smem,
-        threads=threads,
-        accumulators=accumulators,
-        registers=registers,
-        limits=limits,
-        resident=resident,
-        waves=waves,
-        load=load,
-        tail=tail,
-        padding=padding,
-    )
+    if work.kernel == "k.attention" and target.isa.startswith("sm_10"):
+        return BlockShare(threads, smem, tensor_bytes=4.0 * sums)
+    registers = allocated(s.xp, sums / threads + OWN_REGISTERS)
+    source = "allocated by eights; cost.nest.OWN_REGISTERS"
+    return BlockShare(threads, smem, s.put("registers a thread", registers, "", source))
 
 
-def _on_chip(s: Sheet, work: Work, sizes: Mapping[str, Number]) -> tuple[Number, Number, Number]:
-    """Of one block: bytes of one step's tiles, bytes held throughout, accumulators in registers."""
-    if not work.is_contraction:
-        return 0.0, 0.0, _product(sizes.values())
-    stage, held = (_bytes_in(s, work, sizes, staging) for staging in ("staged", "held"))
-    accumulators = _product(sizes[d] for d in work.grid)
-    if work.kernel == "k.attention":  # the scores of a step live beside the result
-        accumulators = accumulators + sizes["s"] * sizes["d"]
-    return stage, held, accumulators * (work.accumulator_bits / 32)
+def allocated(xp: Any, registers: Number) -> Number:
+    """Registers that a thread gets where it wants so many: they come by eights."""
+    return xp.ceil(registers / 8) * 8
 
 
-def _product(numbers: Iterable[Number]) -> Number:
-    result: Number = 1.0
-    for n in numbers:
-        result = result * n
-    return result
+def most_registers(xp: Any, target: Target, threads: Number) -> Number:
+    """Registers that a thread can have when one block has the whole file."""
+    file = xp.floor(target.sm.registers / threads / 8) * 8
+    return xp.minimum(MOST_REGISTERS + 0.0 * file, file)
+
+
+def held(xp: Any, target: Target, threads: Number, registers: Number, smem_bytes: Number) -> Number:
+    """Blocks that an SM holds at once, at least one: the least that blocks, threads, registers and
+    shared memory allow. `threads` and `smem_bytes` are of a block, `registers` of a thread."""
+    sm = target.sm
+    resident = xp.minimum(float(sm.blocks), xp.floor(sm.threads / threads))
+    resident = xp.minimum(resident, xp.floor(sm.registers / (registers * threads)))
+    by_memory = xp.floor(sm.smem_bytes / (smem_bytes + BLOCK_SMEM_BYTES))
+    return xp.maximum(xp.minimum(resident, by_memory), 1.0)
+
+
+def residents(s: Sheet, nest: TiledNest, target: Target, block: BlockShare) -> Number:
+    """Blocks that an SM holds at once of a library's kernel. How all of them fill the device is
+    written down, for reports."""
+    assert block.registers is not None
+    computed = nest.step_points * nest.steps * nest.blocks
+    used = s.xp.maximum(nest.work.points, 1.0) / computed
+    s.put("padding: used share of the tiles", used)
+    source = "the least that blocks, threads, registers and shared memory allow"
+    resident = held(s.xp, target, block.threads, block.registers, block.smem_bytes)
+    resident = s.put("blocks an SM holds", resident, "", source)
+    s.put("waves", nest.blocks / (target.sms * resident))
+    load = s.put("blocks of the busiest SM", s.xp.ceil(nest.blocks / target.sms))
+    s.put("tail: used share of SM time", nest.blocks / (load * target.sms))
+    return resident
 
 
 def _bytes_in(s: Sheet, work: Work, sizes: Mapping[str, Number], staging: Staging) -> Number:
@@ -214,7 +209,7 @@ def _bytes_in(s: Sheet, work: Work, sizes: Mapping[str, Number], staging: Stagin
     for o in work.operands:
         if o.staging == staging:
             cell_bytes = s.xp.minimum(o.cell_bytes, WIDEST_HEAD_BYTES)
-            total = total + cell_bytes * _product(sizes[d] for d in o.dims)
+            total = total + cell_bytes * product(sizes[d] for d in o.dims)
     return total
 
 

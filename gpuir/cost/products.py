@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from gpuir.cost.nest import Tiles
-from gpuir.cost.sheet import Number
+from gpuir.cost.nest import Tiles, cut
+from gpuir.cost.sheet import Number, Sheet
 from gpuir.cost.sized import terms
 from gpuir.cost.work import Operand, Work, product
 from gpuir.targets.target import Target
@@ -76,16 +76,15 @@ def as_product(work: Work, tiles: Tiles, xp: Any = np) -> tuple[Work, Tiles]:
     """
     roles = roles_of(work)
     assert roles is not None, work.kernel
-    whole = {d: xp.maximum(n, 1.0) for d, n in work.dims}
-    sizes = {d: tiles.dims.get(d, n) for d, n in whole.items()}
-    count = {d: xp.ceil(n / sizes[d]) for d, n in whole.items()}
+    nest = cut(work, tiles, Sheet(xp))
+    sizes, count = nest.sizes, nest.counts
 
     def tile(loops: Iterable[str]) -> Number:
         return product(sizes[d] for d in loops)
 
     def extent(loops: tuple[str, ...]) -> Number:
         if len(loops) == 1:
-            return whole[loops[0]]
+            return xp.maximum(work.extents[loops[0]], 1.0)
         return product(count[d] * sizes[d] for d in loops)
 
     batch = product(count[d] for d in roles.batch)

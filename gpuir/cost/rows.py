@@ -14,7 +14,16 @@ import numpy as np
 
 from gpuir.cost.data import table
 from gpuir.cost.family import Family, Terms
-from gpuir.cost.nest import TiledNest, Tiles, cut, l2_drawn
+from gpuir.cost.nest import (
+    FULL_REGISTERS,
+    TiledNest,
+    Tiles,
+    cut,
+    held,
+    l2_drawn,
+    library_block,
+    residents,
+)
 from gpuir.cost.sheet import Factor, Number, Sheet
 from gpuir.cost.stream import dram_share, drawn, joined, lanes_s, slots, sustained_hz
 from gpuir.cost.work import SECTOR_BYTES, Channels, Work
@@ -45,10 +54,11 @@ FACTORS = table("factors/rows", Factor)
 def seconds(s: Sheet, work: Work, tiles: Tiles, target: Target, p: Mapping[str, Number]) -> Terms:
     """Waves of blocks that each make their passes, on DRAM, L2 and instruction issue."""
     xp = s.xp
-    nest = cut(work, tiles, target, s)
-    resident = nest.resident
-    if work.kind == "rms":  # of 32 registers a thread, so that 2048 threads fit
-        resident = xp.maximum(1.0, xp.minimum(nest.limits["threads"], nest.limits["blocks"]))
+    nest = cut(work, tiles, s)
+    block = library_block(nest, target, s)
+    resident = residents(s, nest, target, block)
+    if work.kind == "rms":
+        resident = held(xp, target, block.threads, FULL_REGISTERS, block.smem_bytes)
     waves = s.put("waves", xp.maximum(1.0, nest.blocks / (target.sms * resident)))
     memory = _memory_s(s, nest, resident, target, p)
 
@@ -61,10 +71,11 @@ def seconds(s: Sheet, work: Work, tiles: Tiles, target: Target, p: Mapping[str, 
     padded = nest.blocks * nest.step_points * nest.steps / xp.maximum(work.points, 1.0)
     padded = xp.where(turns > 1, 1 + p["repeat lanes"] * (turns - 1), padded)
     cells = work.lane_ops * padded * p[f"{kind} lanes"]
-    agree = nest.blocks * nest.threads * turns * p[f"{kind} threads"]
+    agree = nest.blocks * block.threads * turns * p[f"{kind} threads"]
     compute = lanes_s(s, cells * slower, clock_hz, target, p, agree * slower)
 
-    steps = s.put("steps of a pass", row_steps(s, work, nest.sizes["r"], nest.threads, tiles.split))
+    steps = row_steps(s, work, nest.sizes["r"], block.threads, tiles.split)
+    steps = s.put("steps of a pass", steps)
     step = p["cell step" if work.kind == "rms" else "step clocks"]
     clocks = turns * (p[f"{kind} pass"] * chain(target, kind) + steps * step) * slower
     block_s = s.put("a block's waits", clocks / target.clock_hz, "s")
@@ -83,7 +94,8 @@ def _last_s(
     """Seconds of the last blocks, on SMs that have the memory to themselves: as many at once as
     make 2048 threads, and no more than an SM runs in all. More SMs do not make them longer."""
     xp, q = s.xp, p["amd overlap" if target.vendor == "AMD" else "overlap"]
-    at_once = xp.maximum(1.0, xp.minimum(LAST_THREADS / nest.threads, nest.blocks / target.sms))
+    at_once = LAST_THREADS / s.values["threads a block"]
+    at_once = xp.maximum(1.0, xp.minimum(at_once, nest.blocks / target.sms))
     share = at_once / nest.blocks
     taken = s.values["l2 bytes"] * share / l2_drawn(target)
     issued = s.values["lane instructions"] * share / (slots(target) * target.clock_hz)

@@ -18,7 +18,7 @@ import numpy as np
 
 from gpuir.cost.data import known_gpus, nearest, of_isa, table
 from gpuir.cost.family import Family, Terms, fastest
-from gpuir.cost.nest import Tiles
+from gpuir.cost.nest import Tiles, allocated, held
 from gpuir.cost.sheet import Factor, Number, Sheet
 from gpuir.cost.work import Work
 from gpuir.targets.load import load_target
@@ -95,7 +95,7 @@ def _cut(s: Sheet, work: Work, tiles: Tiles, target: Target, p: Mapping[str, Num
     whole = b * (down * across)
     blocks = s.put("blocks", whole * split)
     steps = s.put("steps a block", xp.ceil(k / (split * STEP)))
-    resident = s.put("blocks an SM holds", held(s, tm, tn, threads, slices, cell, target))
+    resident = s.put("blocks an SM holds", gemm_held(s, tm, tn, threads, slices, cell, target))
     rounds = s.put("rounds of an SM", blocks / sms)
     load = s.put(
         "blocks of the busiest SM",
@@ -274,17 +274,14 @@ def skewed(s: Sheet, row: Number) -> Number:
     return 1.0 - whole
 
 
-def held(
+def gemm_held(
     s: Sheet, tm: Number, tn: Number, threads: Number, slices: Number, cell: float, target: Target
 ) -> Number:
     """Blocks that an SM holds: by registers, of which a thread of 64 cells takes 122 in sgemm and
     one of 16 about 54, by threads and by shared memory for two steps."""
-    xp, sm = s.xp, target.sm
-    registers = xp.ceil((32.0 + 1.4 * cell / 4.0 * tm * tn * slices / threads) / 8.0) * 8.0
+    registers = allocated(s.xp, 32.0 + 1.4 * cell / 4.0 * tm * tn * slices / threads)
     stage = 2.0 * (tm + tn) * STEP * slices * cell
-    resident = xp.minimum(xp.floor(sm.registers / (registers * threads)), float(sm.blocks))
-    resident = xp.minimum(resident, xp.floor(sm.threads / threads))
-    return xp.maximum(1.0, xp.minimum(resident, xp.floor(sm.smem_bytes / (stage + 1024.0))))
+    return held(s.xp, target, threads, registers, stage)
 
 
 def is_linear(work: Work) -> bool:

@@ -14,7 +14,16 @@ import numpy as np
 from gpuir.cost import lookup
 from gpuir.cost.data import of_isa, table
 from gpuir.cost.family import Family, Terms
-from gpuir.cost.nest import Tiles, cut, is_partitioned, kept_bytes
+from gpuir.cost.nest import (
+    FULL_REGISTERS,
+    Tiles,
+    cut,
+    held,
+    is_partitioned,
+    kept_bytes,
+    library_block,
+    residents,
+)
 from gpuir.cost.power import sustained
 from gpuir.cost.sheet import Factor, Number, Sheet
 from gpuir.cost.steps import RoutineSteps
@@ -38,7 +47,9 @@ FACTORS = table("factors/stream", Factor)
 def seconds(s: Sheet, work: Work, tiles: Tiles, target: Target, p: Mapping[str, Number]) -> Terms:
     """The longest of DRAM, L2, instructions and the waits of blocks, which hide each other but at
     the start and the end."""
-    nest = cut(work, tiles, target, s)
+    nest = cut(work, tiles, s)
+    block = library_block(nest, target, s)
+    residents(s, nest, target, block)
     again = missed(s, work, target)
     memory = memory_s(s, work.nbytes, nest.blocks, target, p, scattered(s, work, tiles), again)
     clock_hz = sustained_hz(s, target, p)
@@ -53,10 +64,10 @@ def seconds(s: Sheet, work: Work, tiles: Tiles, target: Target, p: Mapping[str, 
         turns = s.put("turns of a thread", work.detail.turns)
         busy = s.put("turns one after another", waves * turns * TURN_S, "s")
     elif takes_cells(work):
-        resident = s.xp.minimum(nest.limits["threads"], nest.limits["blocks"])
+        resident = held(s.xp, target, block.threads, FULL_REGISTERS, block.smem_bytes)
         if work.kernel == "k.gather":
             resident = s.xp.minimum(resident, GATHER_BLOCKS)
-        resident = s.put("blocks at once on an SM", s.xp.maximum(resident, 1.0))
+        resident = s.put("blocks at once on an SM", resident)
         waves = s.xp.maximum(1.0, nest.blocks / (target.sms * resident))
         if isinstance(work.detail, Windowed):
             waves = s.put("waits of a thread", work.detail.waits) * waves

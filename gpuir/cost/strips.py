@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from gpuir.cost.nest import BLOCK_SMEM_BYTES, Tiles, has_clusters
+from gpuir.cost.nest import Tiles, has_clusters, held
 from gpuir.cost.sheet import Number
 from gpuir.cost.work import Heads, Work
 from gpuir.ir.types import bf16, f32
@@ -466,18 +466,15 @@ def _of_trtllm(x: Shape, cut: Cut) -> Cut:
 
 def blocks_held(work: Work, tiles: Tiles, target: Target, registers: Number, xp: Any) -> Number:
     """Blocks that an SM holds by its shared memory (queries, `stages` of keys and values as the
-    cache stores them) and its registers, of which a thread has `registers`; one at least."""
+    cache stores them) and its registers, of which a thread has `registers`."""
     heads, value = heads_of(work), work.extents["e"] / halves(work, target, xp)
     rows, step, threads = tiles.dims["s"], tiles.dims["d"], tiles.warps * target.sm.warp
     cell = work.operands[1].cell_bytes / heads.head
     smem = rows * heads.head * work.dtype.bits / 8
     smem = smem + tiles.stages * step * (heads.head + value) * cell
     sliced = 2 * ((rows + step) * SLICE_CELLS + SLICE_ROWS * value) * cell
-    smem = xp.where(halves(work, target, xp) > 1, sliced, smem) + BLOCK_SMEM_BYTES
-    held = xp.minimum(
-        xp.floor(target.sm.smem_bytes / smem), xp.floor(target.sm.registers / (registers * threads))
-    )
-    return xp.maximum(held, 1.0)
+    smem = xp.where(halves(work, target, xp) > 1, sliced, smem)
+    return held(xp, target, threads, registers, smem)
 
 
 def candidates(work: Work, target: Target) -> Tiles:

@@ -9,7 +9,7 @@ factors; a small network may correct it by a bounded share, from counts and shap
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
@@ -17,7 +17,8 @@ from typing import TypeVar
 
 import numpy as np
 
-from gpuir.cost import legal, local, stream
+from gpuir.cost import local, stream
+from gpuir.cost.candidates import of_any
 from gpuir.cost.conv import least_share
 from gpuir.cost.families import family_of
 from gpuir.cost.family import Flags, Places, among
@@ -31,7 +32,8 @@ from gpuir.cost.learned import (
     is_uneven,
     shipped,
 )
-from gpuir.cost.nest import Tiles, cut, peak_of, runs_on_tensor
+from gpuir.cost.legal import Need, needs_of, product_rules
+from gpuir.cost.nest import Tiles, cut, library_block, peak_of, runs_on_tensor
 from gpuir.cost.products import costed_as
 from gpuir.cost.sheet import Number, Sheet
 from gpuir.cost.uncertainty import is_unfitted, uncertainty
@@ -147,7 +149,7 @@ def library_tiles(work: Work, target: Target) -> Iterator[tuple[Places, Tiles | 
     fits = np.broadcast_to(is_legal(work, tiles, target), size)
     yield np.flatnonzero(fits), tiles.take(fits)
     left = np.flatnonzero(~fits)
-    for candidates in (family_of(work, target).tiles, legal.candidates):
+    for candidates in (family_of(work, target).tiles, of_any):
         rest: list[Places] = []
         for some, found in among(work.take(left), partial(candidates, target=target)):
             fits, best = search(work.take(left[some]), found, target)
@@ -173,10 +175,23 @@ def search(work: Work, tiles: Tiles, target: Target) -> tuple[Flags, Tiles]:
 def is_legal(work: Work, tiles: Tiles, target: Target) -> Number:
     """Whether each of the tiles fits its kernel and the target."""
     fits: Number = True
-    work, tiles = costed_as(work, tiles, target)
-    for need in legal.needs(cut(work, tiles, target), target):
+    for need in needs(work, tiles, target):
         fits = fits & (np.asarray(need.wants) <= need.has)
     return fits
+
+
+def needs(work: Work, tiles: Tiles, target: Target) -> tuple[Need, ...]:
+    """What a library's tiles ask of the target: of a CPU nothing, whose libraries block for its
+    caches by themselves."""
+    if target.is_cpu:
+        return ()
+    work, tiles = costed_as(work, tiles, target)
+    nest = cut(work, tiles)
+    rules: Iterable[Need] = ()
+    if runs_on_tensor(work, target):
+        face = ("s", "d", "") if work.kernel == "k.attention" else ("m", "n", "k")
+        rules = product_rules(nest, face)
+    return needs_of(nest, target, library_block(nest, target), rules)
 
 
 def _pick(numbers: Number, shape: tuple[int, ...], best: Places) -> Number:

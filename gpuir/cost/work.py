@@ -277,13 +277,16 @@ class Work:
         return product(self.extents[d] for d in self.grid)
 
     @property
-    def face(self) -> tuple[str, str]:
-        """The two dimensions whose products meet: rows and columns of a contraction's tile."""
-        return ("s", "d") if self.kernel == "k.attention" else ("m", "n")
-
-    @property
     def is_contraction(self) -> bool:
         return self.kernel in ("k.gemm", "k.conv", "k.attention", "k.experts")
+
+    @property
+    def is_sum(self) -> bool:
+        """Whether blocks may share out what is summed and join their parts: not where its sums are
+        needed for the cells that the same launch writes."""
+        if self.kernel == "k.reduce":
+            return self.is_of_columns or not self.writes_rows
+        return self.is_contraction or (self.kernel == "nest" and bool(self.reduced))
 
     def take(self, which: Number) -> Work:
         """The kernels at these places, of many."""

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from gpuir.cost import legal
+from gpuir.cost.candidates import of_any
 from gpuir.cost.generated.legal import is_legal
 from gpuir.cost.nest import Tiles
 from gpuir.cost.sheet import Number
@@ -132,13 +132,13 @@ def plain(work: Work, tile: Tile) -> Tile:
 
 def usual(kernel: Kernel, target: Target) -> tuple[Tiles, int]:
     """The legal ones of the candidates, and how many candidates there are."""
-    return candidates(kernel, target), size(kernel.work, legal.candidates(kernel.work, target))
+    return candidates(kernel, target), size(kernel.work, of_any(kernel.work, target))
 
 
 def wider(kernel: Kernel, target: Target) -> tuple[Tiles, int]:
     """The legal ones of all combinations of the candidates' numbers, with `group` and `unroll`; and
     how many combinations there are."""
-    known = legal.candidates(kernel.work, target)
+    known = of_any(kernel.work, target)
     values = [_values(n) for n in columns(known)]
     if kernel.work.is_contraction:
         i = len(known.dims) + 3

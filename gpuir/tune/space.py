@@ -9,9 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from gpuir.cost import generated, legal
+from gpuir.cost import generated
 from gpuir.cost import tile as library
-from gpuir.cost.generated.legal import Legal, is_legal, joined
+from gpuir.cost.candidates import of_any
+from gpuir.cost.generated.legal import is_legal
+from gpuir.cost.legal import Legal, joined
 from gpuir.cost.nest import PARTS, PLAIN, Tiles
 from gpuir.cost.sheet import Number
 from gpuir.cost.work import Work
@@ -188,7 +190,7 @@ def size(work: Work, tiles: Tiles) -> int:
 def candidates(kernel: Kernel, target: str | Target = "") -> Tiles:
     """The legal tiles worth trying for one kernel, as arrays."""
     device = device_of(kernel, target)
-    found = legal.candidates(kernel.work, device)
+    found = of_any(kernel.work, device)
     count = size(kernel.work, found)
     spread = found.each(lambda n: np.broadcast_to(np.asarray(n, float), (count,)))
     return spread.take(np.flatnonzero(is_legal(kernel.work, spread, device, count).ok))

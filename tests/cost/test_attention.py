@@ -10,10 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuir.cost import attention, sized, strips
-from gpuir.cost.legal import needs
-from gpuir.cost.nest import Tiles, cut, peak_of, takes_three
+from gpuir.cost.nest import Tiles, peak_of, takes_three
 from gpuir.cost.sheet import Sheet
-from gpuir.cost.tile import choose, predict
+from gpuir.cost.tile import choose, needs, predict
 from gpuir.ir.types import bf16, f8e4m3, f32
 from gpuir.ir.types import tf32 as TF32
 from gpuir.targets.load import load_target
@@ -190,7 +189,7 @@ def test_heads_that_no_generated_kernel_has_are_slow_on_blackwell():
 def test_the_usual_tile_fits(gpu, head, queries):
     target = load_target(gpu)
     kernel = sized.attention(*arrays(2, 8, queries, 4096, head), bf16, kv_heads=np.array([2.0]))
-    for need in needs(cut(kernel, choose(kernel, target), target), target):
+    for need in needs(kernel, choose(kernel, target), target):
         assert np.all(need.wants <= need.has), need
 
 

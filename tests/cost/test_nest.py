@@ -6,8 +6,9 @@ import pytest
 from cost.kernels import attention, conv, gather, gemm, mapped, scatter
 
 from gpuir.cost.generated import legal
-from gpuir.cost.nest import Tiles, cut
+from gpuir.cost.nest import Tiles, cut, library_block, residents
 from gpuir.cost.reading import density_of, work_of
+from gpuir.cost.sheet import Sheet
 from gpuir.ir.notes import Tile
 from gpuir.ir.types import f16, f32, i8
 from gpuir.targets.load import load_target
@@ -20,9 +21,9 @@ def why_illegal(op, tile, target):
     return legal.why_illegal(work_of(op), tile, target)
 
 
-def nest(op, tile, target=A100):
+def nest(op, tile):
     work = work_of(op)
-    return cut(work, Tiles.of(tile, work), target)
+    return cut(work, Tiles.of(tile, work))
 
 
 def test_flops_of_a_small_product():
@@ -45,19 +46,21 @@ def test_blocks_and_waves_of_a_product():
     n = nest(gemm(4096, 4096, 4096), BIG)
     assert n.blocks == 32 * 32
     assert n.steps == 128
-    assert n.smem_bytes == 3 * (128 * 32 + 32 * 128) * 2
-    assert n.registers == 160  # 128 * 128 accumulators over 128 threads, and 32 of its own
-    assert n.resident == min(167_936 // (49_152 + 1024), 65_536 // (160 * 128)) == 3
-    assert n.waves == pytest.approx(1024 / (108 * 3))
-    assert n.load == 10
-    assert n.tail == pytest.approx(1024 / 1080)
-    assert n.padding == 1
+    block, s = library_block(n, A100), Sheet()
+    assert block.smem_bytes == 3 * (128 * 32 + 32 * 128) * 2
+    assert block.registers == 160  # 128 * 128 accumulators over 128 threads, and 32 of its own
+    held = residents(s, n, A100, block)
+    assert held == min(167_936 // (49_152 + 1024), 65_536 // (160 * 128)) == 3
+    assert s.values["waves"] == pytest.approx(1024 / (108 * 3))
+    assert s.values["blocks of the busiest SM"] == 10
+    assert s.values["tail: used share of SM time"] == pytest.approx(1024 / 1080)
+    assert s.values["padding: used share of the tiles"] == 1
 
 
 def test_padding_counts_the_cells_outside():
     n = nest(gemm(100, 100, 64), Tile((("m", 64), ("n", 64), ("k", 32))))
     assert n.blocks == 4
-    assert n.padding == pytest.approx(100 * 100 / 128**2)
+    assert n.blocks * n.steps * n.step_points == 128 * 128 * 64
 
 
 def test_splitting_shares_out_the_steps():

@@ -9,11 +9,9 @@ import pytest
 
 from gpuir.cost import tensor
 from gpuir.cost.families import family_of
-from gpuir.cost.legal import needs
-from gpuir.cost.nest import cut
 from gpuir.cost.sheet import Sheet
 from gpuir.cost.sized import gemm
-from gpuir.cost.tile import predict
+from gpuir.cost.tile import needs, predict
 from gpuir.cost.work import Looped, Timed, Work
 from gpuir.ir.types import bf16, f8e4m3, f16, i8
 from gpuir.targets.load import load_target, target_names
@@ -149,7 +147,7 @@ def test_candidates_fit_the_target(name, dtype):
     if family_of(work, target) is not tensor.FAMILY:
         pytest.skip("no matrix units for it")
     tiles = tensor.candidates(work, target)
-    for need in needs(cut(work, tiles, target), target):
+    for need in needs(work, tiles, target):
         assert np.all(np.asarray(need.wants) <= need.has), need.what
 
 

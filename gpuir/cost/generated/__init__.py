@@ -17,7 +17,7 @@ factors. `weights/generated1.json` has their values (`python -m validation.tuned
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from importlib.resources import files
@@ -29,10 +29,10 @@ from gpuir.cost import tile as library
 from gpuir.cost.data import known_gpus
 from gpuir.cost.family import Terms
 from gpuir.cost.generated import lanes, matrix, rows
-from gpuir.cost.generated.parts import BlockCounts, power_of_two, sizes_of
+from gpuir.cost.generated.parts import BlockCounts, power_of_two
 from gpuir.cost.learned import Net
-from gpuir.cost.legal import Need
-from gpuir.cost.nest import Tiles, copies_asynchronously, peak_of, runs_on_tensor
+from gpuir.cost.legal import Need, needs_of, product_rules, rule
+from gpuir.cost.nest import BlockShare, Tiles, cut, peak_of, runs_on_tensor
 from gpuir.cost.products import costed_as, is_product, names_in
 from gpuir.cost.sheet import Factor, Number, Sheet
 from gpuir.cost.work import Work
@@ -177,7 +177,7 @@ def laid(work: Work, tiles: Tiles, target: Target) -> Tiles:
     dimension of the result, at least four cells each, and along the ones before."""
     if tiles.threads:
         return tiles
-    sizes = {d: np.asarray(n, float) for d, n in sizes_of(work, tiles).items()}
+    sizes = {d: np.asarray(n, float) for d, n in cut(work, tiles).sizes.items()}
     all_threads = np.asarray(tiles.warps, float) * target.sm.warp
     grid = [d for d in work.grid if np.any(np.greater(work.extents[d], 1))] or work.grid[-1:]
     near = grid[-1]
@@ -236,54 +236,33 @@ def needs(
 ) -> tuple[Need, ...]:
     """What tiles ask of the target, and of the kernel: registers are not among it, since a compiler
     spills what does not fit. `counted` is what `counts` gave, where that is known."""
-    given, sm = work, target.sm
+    given = work
     work, tiles = written(work, tiles, target)
     kind = kind_of(work, tiles, target)
     if kind == "other":
         return ()
-    sizes = sizes_of(work, tiles)
-    threads: Number = np.asarray(tiles.warps, float) * sm.warp
-    found: list[Need] = []
-
-    def rule(what: str, wants: Number, has: Number, unit: str) -> None:
-        found.append(Need(what, wants, has, unit, of_target=False))
-
-    for d, n in sizes.items():
-        rule(f"{d}: cells of a tile", 1.0, n, "at least")
     if kind == "lanes":
         tiles = laid(work, tiles, target)
+    nest = cut(work, tiles)
+    rules: Iterable[Need] = ()
+    if kind == "lanes":
         nested = counted or lanes.count(work, tiles, target)
         assert isinstance(nested, lanes.Nested)
-        threads, smem = nested.threads, nested.reads.smem_bytes
-        for d, n in tiles.threads.items():
-            rule(f"{d}: cells for threads", sizes[d] % n, 0.0, "over")
-    elif kind == "matrix":
-        blocks = counted or matrix.count(work, tiles, target)
-        assert isinstance(blocks, matrix.ProductBlocks)
-        smem = blocks.smem_bytes
-        down, across, deep = matrix.names(work)
-        called = names_in(given, work)
-        rule(f"{called[down]} in steps of 16", sizes[down] % 16, 0.0, "rows over")
-        rule(f"{called[across]} in steps of 8", sizes[across] % 8, 0.0, "columns over")
-        if work.kernel == "k.attention":
-            rule(f"{called[deep]} in steps of 16", sizes[deep] % 16, 0.0, "columns over")
-        else:
-            chunk = sizes[deep] * work.dtype.bits / 8 % 32
-            rule(f"{called[deep]} in steps of 32 bytes", chunk, 0.0, "bytes over")
+        block = BlockShare(nested.threads, nested.reads.smem_bytes)
+        rules = (
+            rule(f"{d}: cells for threads", nest.sizes[d] % n, 0.0, "over")
+            for d, n in tiles.threads.items()
+        )
     else:
-        smem = 4.0 * np.asarray(tiles.warps, float)
-        rule("stages (this kernel has no operands to stage)", tiles.stages, 1.0, "deep")
-    found.append(Need("threads", threads, float(min(1024, sm.threads)), "a block"))
-    found.append(Need("shared memory", smem, float(sm.smem_bytes_per_block), "bytes a block"))
-    if kind != "rows":
-        deepest = 8.0 if copies_asynchronously(target) or target.vendor == "AMD" else 2.0
-        rule("stages", tiles.stages, deepest, "deep")
-    for d in work.reduced:
-        steps = np.ceil(np.maximum(work.extents[d], 1.0) / sizes[d])
-        rule(f"split of the steps along {d}", tiles.split, steps, "blocks")
-    if not work.reduced:
-        rule("split (this kernel computes no sum)", tiles.split, 1.0, "blocks")
-    return tuple(found)
+        threads = np.asarray(tiles.warps, float) * target.sm.warp
+        if kind == "matrix":
+            blocks = counted or matrix.count(work, tiles, target)
+            assert isinstance(blocks, matrix.ProductBlocks)
+            block = BlockShare(threads, blocks.smem_bytes)
+            rules = product_rules(nest, matrix.names(work), names_in(given, work))
+        else:
+            block = BlockShare(threads, 4.0 * np.asarray(tiles.warps, float))
+    return needs_of(nest, target, block, rules)
 
 
 FACT_NAMES = {

@@ -24,18 +24,15 @@ from gpuir.cost.generated.parts import (
     clocks,
     conflicts,
     footprint,
-    grid_of,
+    hold,
     is_amd,
     joined,
     load_lanes,
-    residents,
     schedulers,
-    sizes_of,
-    spilled,
     waves_of,
     where,
 )
-from gpuir.cost.nest import Tiles
+from gpuir.cost.nest import BlockShare, TiledNest, Tiles, cut
 from gpuir.cost.sheet import Factor, Number, Sheet
 from gpuir.cost.sized import terms
 from gpuir.cost.work import SECTOR_BYTES, Operand, Work, product
@@ -108,16 +105,26 @@ class Nested(BlockCounts):
 
 @dataclass(frozen=True)
 class BlockCut:
-    """A nest under a tile: along each loop the extent of a block, the cells and threads of one,
-    the lanes of a warp, and how far apart the cells of a thread are."""
+    """A nest under a tile: along each loop the cells and threads of a block, the lanes of a warp,
+    and how far apart the cells of a thread are."""
 
-    work: Work
-    tiles: Tiles
+    nest: TiledNest
     target: Target
-    sizes: Mapping[str, Number]
     threads: Mapping[str, Number]
     lanes: Mapping[str, Number]
-    steps: Number
+    steps: Number  # on average, where blocks share a sum
+
+    @property
+    def work(self) -> Work:
+        return self.nest.work
+
+    @property
+    def tiles(self) -> Tiles:
+        return self.nest.tiles
+
+    @property
+    def sizes(self) -> Mapping[str, Number]:
+        return self.nest.sizes
 
     @property
     def block(self) -> Number:
@@ -132,25 +139,22 @@ class BlockCut:
 
 
 def cut_of(work: Work, tiles: Tiles, target: Target) -> BlockCut:
-    sizes = sizes_of(work, tiles)
     threads = {d: tiles.threads.get(d, 1.0) for d, _ in work.dims}
     left: Number = float(target.sm.warp)
     lanes: dict[str, Number] = dict.fromkeys(threads, 1.0)
     for d in tiles.threads:  # the first of them has neighbours in a warp
         lanes[d] = np.minimum(threads[d], np.maximum(left, 1.0))
         left = left / lanes[d]
-    steps: Number = 1.0
-    for d in work.reduced:
-        steps = steps * np.ceil(np.maximum(work.extents[d], 1.0) / sizes[d])
-    return BlockCut(work, tiles, target, sizes, threads, lanes, steps / tiles.split)
+    nest = cut(work, tiles)
+    steps = product(nest.counts[d] for d in work.reduced) / tiles.split
+    return BlockCut(nest, target, threads, lanes, steps)
 
 
 def count(work: Work, tiles: Tiles, target: Target) -> Nested:
     """What blocks do under tiles that say how their threads lie."""
     cut = cut_of(work, tiles, target)
-    grid = grid_of(work, cut.sizes)
-    blocks = product(grid.values()) * tiles.split
-    visited = {d: n * cut.sizes[d] for d, n in grid.items()}
+    blocks, counts = cut.nest.blocks, cut.nest.counts
+    visited = {d: counts[d] * cut.sizes[d] for d in work.grid}
     share = product(np.maximum(work.extents[d], 1.0) / n for d, n in visited.items())
     points = product(cut.cells(d) for d in cut.sizes) * cut.steps
     reduced = product(cut.sizes[d] for d in work.reduced) * cut.steps
@@ -379,10 +383,9 @@ def seconds(s: Sheet, c: Nested, target: Target, p: Mapping[str, Number]) -> Ter
         "registers wanted", c.cells + r.fragments + kept + p["registers"], "", "a thread"
     )
     threads = warps * sm.warp
-    over = s.put(
-        "values spilled", spilled(s, target, threads, wanted) * c.windows, "", "a thread's"
-    )
-    resident = residents(s, target, threads, wanted, r.smem_bytes, c.blocks)
+    over, resident = hold(xp, target, BlockShare(threads, r.smem_bytes, wanted), c.blocks)
+    over = s.put("values spilled", over * c.windows, "", "a thread's")
+    resident = s.put("blocks an SM holds", resident)
     # clocks of one block by unit, the SM to itself
     fma = p["fma"] * c.ops * c.slower * lanes * 32 / (sm.fp32_lanes * sm.flops_per_lane_clock / 2)
     computed = p["point"] * r.computed

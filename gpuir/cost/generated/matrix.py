@@ -17,21 +17,17 @@ from gpuir.cost.data import table
 from gpuir.cost.family import Terms
 from gpuir.cost.generated.parts import (
     LINE_BYTES,
-    MOST_REGISTERS,
     BlockCounts,
     clocks,
-    grid_of,
+    hold,
     is_amd,
     joined,
     power_of_two,
-    residents,
-    sizes_of,
-    spilled,
     where,
 )
 from gpuir.cost.generated.shared import Staged, smem_bytes
 from gpuir.cost.lanes import SOFTMAX_LANE_OPS
-from gpuir.cost.nest import Tiles, has_clusters, instruction
+from gpuir.cost.nest import MOST_REGISTERS, BlockShare, Tiles, cut, has_clusters, instruction
 from gpuir.cost.sheet import Factor, Number, Sheet
 from gpuir.cost.work import Grouped, Work, product
 from gpuir.ir.types import f32
@@ -86,12 +82,11 @@ def names(work: Work) -> tuple[str, str, str]:
 
 def count(work: Work, tiles: Tiles, target: Target) -> ProductBlocks:
     """What blocks do under tiles of m, n and k; of attention, of queries, cells and keys."""
-    sizes = sizes_of(work, tiles)
-    grid = grid_of(work, sizes)
+    nest = cut(work, tiles)
     rows, cols, deep = names(work)
-    m, n, k = (np.asarray(sizes[d], float) for d in (rows, cols, deep))
+    m, n, k = (np.asarray(nest.sizes[d], float) for d in (rows, cols, deep))
     extents = {d: np.maximum(e, 1.0) for d, e in work.extents.items()}
-    down, across = grid[rows], grid[cols]
+    down, across = nest.counts[rows], nest.counts[cols]
     matrices = product(extents[d] for d in work.grid if d not in (rows, cols))
     if isinstance(work.detail, Grouped):
         # rows fall to groups at random (a Poisson law): the tiles that hold one at least, and half
@@ -194,9 +189,9 @@ def held(
     operands = operands * xp.where(c.grouped_warps > 0, 0.25, 1.0)
     wanted = sums + p["registers"] + p["operands"] * xp.minimum(operands, 128.0)
     wanted = s.put("registers wanted", wanted, "", "a thread")
-    over = s.put("values spilled", spilled(s, target, threads, wanted), "", "a thread's")
-    resident = residents(s, target, threads, wanted, c.smem_bytes, c.blocks)
-    return HeldBlocks(threads, wanted, over, resident)
+    over, resident = hold(xp, target, BlockShare(threads, c.smem_bytes, wanted), c.blocks)
+    over = s.put("values spilled", over, "", "a thread's")
+    return HeldBlocks(threads, wanted, over, s.put("blocks an SM holds", resident))
 
 
 def features(

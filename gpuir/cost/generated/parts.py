@@ -1,4 +1,4 @@
-"""What formulas of generated kernels share: how a nest is cut, and how blocks fill a device."""
+"""What formulas of generated kernels share: how blocks fill a device, and shared memory."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Any, Self
 
 import numpy as np
 
-from gpuir.cost.nest import BLOCK_SMEM_BYTES, Tiles
+from gpuir.cost.nest import BlockShare, allocated, held, most_registers
 from gpuir.cost.sheet import Number, Sheet
 from gpuir.cost.sized import reach
-from gpuir.cost.work import Work, product
+from gpuir.cost.work import product
 from gpuir.targets.target import Target
 
 LINE_BYTES = 128  # of a cache, and of all banks of shared memory: CUDA C++ Programming Guide
@@ -19,7 +19,6 @@ BANKS = 32
 where: Callable[..., Number] = np.where
 log2: Callable[..., Number] = np.log2
 rounded: Callable[..., Number] = np.round
-MOST_REGISTERS = 255  # of a thread: CUDA C++ Programming Guide, compute capabilities
 
 
 @dataclass(frozen=True)
@@ -81,48 +80,15 @@ def footprint(axes: tuple[str, ...], sizes: Mapping[str, Number]) -> Number:
     return product(reach(axis, sizes) for axis in axes)
 
 
-def sizes_of(work: Work, tiles: Tiles) -> dict[str, Number]:
-    """A block's extent along each loop: whole where the tile does not cut it."""
-    return {d: tiles.dims.get(d, np.maximum(n, 1.0)) for d, n in work.dims}
-
-
-def grid_of(work: Work, sizes: Mapping[str, Number]) -> dict[str, Number]:
-    """Tiles along each dimension that blocks divide among them."""
-    return {d: np.ceil(np.maximum(work.extents[d], 1.0) / sizes[d]) for d in work.grid}
-
-
-def spilled(s: Sheet, target: Target, threads: Number, wanted: Number) -> Number:
-    """Of the registers that a thread wants, those that it does not get."""
-    return s.xp.maximum(wanted - _most(s, target, threads), 0.0)
-
-
-def _most(s: Sheet, target: Target, threads: Number) -> Number:
-    """Registers that a thread can have when one block has the whole file."""
-    file = s.xp.floor(target.sm.registers / threads / 8) * 8
-    return s.xp.minimum(MOST_REGISTERS + 0.0 * file, file)
-
-
-def residents(
-    s: Sheet,
-    target: Target,
-    threads: Number,
-    wanted: Number,
-    smem_bytes: Number,
-    blocks: Number,
-) -> Number:
-    """Blocks that an SM holds at once, at least one and no more than its share of them all, of
-    threads that want so many registers; these come by eights."""
-    xp, sm = s.xp, target.sm
-    file = xp.ceil(xp.minimum(wanted, _most(s, target, threads)) / 8) * 8 * threads
-    held = xp.minimum(
-        xp.minimum(xp.floor(sm.threads / threads), sm.blocks + 0.0 * threads),
-        xp.minimum(
-            xp.floor(sm.registers / file), xp.floor(sm.smem_bytes / (smem_bytes + BLOCK_SMEM_BYTES))
-        ),
-    )
+def hold(xp: Any, target: Target, block: BlockShare, blocks: Number) -> tuple[Number, Number]:
+    """Of the registers that a thread of a block wants those that it does not get; and the blocks
+    that an SM holds at once, no more than its share of them all."""
+    assert block.registers is not None
+    most = most_registers(xp, target, block.threads)
+    registers = allocated(xp, xp.minimum(block.registers, most))
+    resident = held(xp, target, block.threads, registers, block.smem_bytes)
     share = xp.maximum(xp.ceil(blocks / target.sms), 1.0)
-    held = xp.minimum(xp.maximum(held, 1.0), share)
-    return s.put("blocks an SM holds", held)
+    return xp.maximum(block.registers - most, 0.0), xp.minimum(resident, share)
 
 
 def clocks(

@@ -17,16 +17,13 @@ from gpuir.cost.family import Terms
 from gpuir.cost.generated.parts import (
     BlockCounts,
     clocks,
-    grid_of,
+    hold,
     joined,
-    residents,
     schedulers,
-    sizes_of,
-    spilled,
 )
-from gpuir.cost.nest import Tiles
+from gpuir.cost.nest import BlockShare, Tiles, cut
 from gpuir.cost.sheet import Factor, Number, Sheet
-from gpuir.cost.work import SECTOR_BYTES, Work, product
+from gpuir.cost.work import SECTOR_BYTES, Work
 from gpuir.targets.target import Target
 
 VECTOR_BYTES = 16.0  # of a thread's widest load (PTX ISA, ld.v4)
@@ -56,16 +53,12 @@ class Streams(BlockCounts):
 
 def count(work: Work, tiles: Tiles, target: Target) -> Streams:
     """What blocks do under tiles of cells, or of rows and columns."""
-    sizes = sizes_of(work, tiles)
-    grid = grid_of(work, sizes)
-    tile = product(np.asarray(n, float) for n in sizes.values())
+    nest = cut(work, tiles)
+    tile = np.asarray(nest.step_points, float)
     warp = float(target.sm.warp)
     threads = np.asarray(tiles.warps, float) * warp
     inner = next(iter(work.reduced), "") or work.dims[-1][0]
-    width = sizes[inner]
-    passes: Number = 1.0
-    for d in work.reduced:
-        passes = np.ceil(np.maximum(work.extents[d], 1.0) / (sizes[d] * tiles.split))
+    width, passes = nest.sizes[inner], nest.steps
     cell = max((float(np.max(o.cell_bytes)) for o in work.operands), default=4.0)
     cells = tile / threads
     vector = np.clip(cells, 1.0, VECTOR_BYTES / cell)
@@ -77,7 +70,7 @@ def count(work: Work, tiles: Tiles, target: Target) -> Streams:
     found: dict[str, Number] = dict(  # noqa: C408
         warps=tiles.warps,
         threads=threads,
-        blocks=product(grid.values()) * tiles.split,
+        blocks=nest.blocks,
         cells=cells,
         passes=passes * again,
         reduces=float(bool(work.reduced)),
@@ -96,8 +89,10 @@ def seconds(s: Sheet, c: Streams, target: Target, p: Mapping[str, Number]) -> Te
     """The terms of counted blocks."""
     xp = s.xp
     wanted = s.put("registers wanted", xp.maximum(c.cells, 1.0) + p["registers"], "", "a thread")
-    over = s.put("values spilled", spilled(s, target, c.threads, wanted), "", "a thread's")
-    resident = residents(s, target, c.threads, wanted, 4.0 * c.warps, c.blocks)
+    block = BlockShare(c.threads, 4.0 * c.warps, wanted)
+    over, resident = hold(xp, target, block, c.blocks)
+    over = s.put("values spilled", over, "", "a thread's")
+    resident = s.put("blocks an SM holds", resident)
     instructions = (c.ops + p["address"] * c.loads + p["spill"] * over) * c.passes
     instructions = s.put("instructions", instructions, "", "a thread's")
     busy = p["issue"] * instructions * c.warps / schedulers(target) + 0.1 * p["block"]
