@@ -58,6 +58,7 @@ from gpuir.cost.strips import (
     key_heads,
     library,
     ran,
+    sums_parts,
     usual,
 )
 from gpuir.cost.work import Work
@@ -406,7 +407,7 @@ def _memory_s(
     dram_bytes = s.put("dram bytes", dram_bytes, "bytes")
     dram_s = dram_bytes / (target.dram_bytes_per_s * p["dram share"])
     dram_s = s.put("dram time", dram_s, "s")
-    partial = xp.where(tiles.split > 1, 8.0 * tiles.split * work.output_points, 0.0)
+    partial = sums_parts(work, tiles, target, xp) * 8.0 * tiles.split * work.output_points
     again = w.strips * w.keys / xp.maximum(xp.minimum(work.extents["d"], w.keys * w.strips), 1.0)
     l2_bytes = s.put("l2 bytes", nbytes + (k + v) * (xp.maximum(again, 1.0) - 1) + partial, "bytes")
     drawn = w.blocks * (of_isa("cached_bytes", target.isa) or p["sm bytes"]) * target.clock_hz
@@ -491,7 +492,7 @@ def _calls_s(
     combine_s = combine_s + parts / _port(target, p)
     if library(work, target) in TRITON:
         combine_s = combine_s + _summed_s(s, work, tiles, target, p)
-    combine_s = xp.where(tiles.split > 1, 1.0, 0.0) * combine_s
+    combine_s = sums_parts(work, tiles, target, xp) * combine_s
     combine_s = s.put("parts combined", combine_s, "s")
     append_s = _append_s(s, work, missed, target, p, kernel)
     return start_s + combine_s + append_s + _swapped_s(s, work, target, p, kernel)

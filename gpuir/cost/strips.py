@@ -51,7 +51,6 @@ GEN_LATENT = 1024.0  # keys up to which these take 16 heads of a latent a block:
 PLAN_BLOCKS, PLAN_KEYS = 2.0, 128.0  # FlashInfer's blocks an SM, keys of a split: scheduler.cuh
 TRITON_HEADS = 16.0  # of queries a block takes of one of keys: SGLang, decode_attention.py
 TRITON_SPLITS, TRITON_SPLIT = 8.0, 32.0  # most splits, keys of one: triton_backend.py
-LEAST_PARTS = 1.001  # of what is summed as if split, and is not
 SEGMENTS, SEGMENTED = 16.0, 128.0  # vLLM: splits, and heads of keys up to which there are any
 
 
@@ -306,6 +305,15 @@ def _of_fmha(x: Shape) -> Cut:
     return rows, step, 1.0, 4.0, 1.0
 
 
+def sums_parts(work: Work, tiles: Tiles, target: Target, xp: Any) -> Number:
+    """Whether a call sums parts that its blocks wrote: 1 or 0. SGLang's of one query on a cache
+    does, however many parts there are (decode_attention.py, decode_attention_fwd_normal)."""
+    whole: Number = 0.0
+    if work.kind == "triton" and not is_efficient(work, target):
+        whole = ran(work, target, xp).single * xp.where(work.extents["d"] > 1, 1.0, 0.0)
+    return xp.where(tiles.split > 1, 1.0, whole)
+
+
 def is_narrow(work: Work, xp: Any) -> Number:
     """Whether the cache stores fewer bits than products take: 1 or 0."""
     wide = heads_of(work).head * work.dtype.bits / 8
@@ -362,8 +370,7 @@ def _of_triton(x: Shape) -> Cut:
     busy = x.target.sms * np.maximum(np.log2(np.maximum(x.reach / 64.0, 2.0)), 1.0)
     split = np.minimum(np.ceil(busy / x.strips(rows)), TRITON_SPLITS)
     split = np.minimum(split, np.ceil(x.reach / TRITON_SPLIT))
-    # parts are summed however many there are: more than one of them
-    return rows, step, 1.0, warps, np.where(x.single, np.maximum(split, LEAST_PARTS), 1.0)
+    return rows, step, 1.0, warps, np.where(x.single, np.maximum(split, 1.0), 1.0)
 
 
 def _of_unified(x: Shape) -> Cut:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+import gpuir
 from gpuir.cost import sized, strips
 from gpuir.cost.tile import choose
 from gpuir.ir.types import bf16, f8e4m3
@@ -102,6 +103,16 @@ def test_tensorrt_llm_splits_no_narrow_cache_on_sm_89():
 
     assert split("l40s", f8e4m3) == 1 < split("l40s", bf16)
     assert split("a100", f8e4m3) > 1
+
+
+@pytest.mark.parametrize("gpu", ["l40s", "h100", "b200"])
+@pytest.mark.parametrize(("batch", "keys"), [(1, 4096), (256, 64), (256, 4096)])
+def test_a_tile_without_splits_says_nothing_of_parts(gpu, batch, keys):
+    """SGLang's kernel of one query sums its parts in a launch of its own, also where there is one
+    part. So a kernel costs the same by its work alone and under its tile."""
+    how = {"heads": 32, "kv_heads": 8, "queries": 1, "keys": keys, "head": 128, "causal": True}
+    k = gpuir.kernel("attention", batch=batch, dtype="bf16", library="triton", target=gpu, **how)
+    assert k.time_s == pytest.approx(float(gpuir.predict(k).time_s[0]), rel=1e-12)
 
 
 @pytest.mark.parametrize("stages", [1.0, 2.0])
