@@ -18,7 +18,7 @@ from gpuir.cli.request import ask, held, option, request
 if TYPE_CHECKING:
     from gpuir.cost.learned import Model
     from gpuir.cost.work import Work
-    from gpuir.fit.batch import Flags, MeasuredBatch
+    from gpuir.fit.batch import MeasuredBatch
     from gpuir.fit.score import GroupScores
     from gpuir.fit.tables import MeasuredTable
     from gpuir.targets.target import Target
@@ -198,28 +198,9 @@ def commanded(batch: MeasuredBatch) -> Iterator[ScoredRow]:
     some = replace(batch, works=tuple(w.take(found) for w in batch.works))
     some = replace(some, which=np.arange(len(found)))
     times = forecast(some).time_s.tolist()
-    alike = np.logical_and.reduce([_keeps_tile(w, batch.target) for w in some.works])
     for i, time_s in enumerate(times):
-        if not alike[i]:
-            why = "its tile there is not legal, or no whole numbers: gpuir.kernel takes another"
-            yield ScoredRow(time_s, "s", "", why)
-            continue
         works = [w.each(lambda n, i=i: float(np.asarray(n)[i])) for w in some.works]
         yield ScoredRow(time_s, "s", *_call(works, batch))
-
-
-def _keeps_tile(work: Work, target: Target) -> Flags:
-    """Whether each of many kernels is predicted under the tile that `gpuir.kernel` has for it."""
-    import numpy as np
-
-    from gpuir.cost.batch import as_noted
-    from gpuir.cost.tile import choose, is_legal, predict
-
-    tiles = choose(work, target)
-    noted = predict(work, target, tiles=as_noted(work, tiles)).time_s
-    return is_legal(work, tiles, target) & np.isclose(
-        noted, predict(work, target).time_s, rtol=1e-9, atol=0.0
-    )
 
 
 def _call(works: Iterable[Work], batch: MeasuredBatch) -> tuple[str, str]:

@@ -20,15 +20,16 @@ from gpuir.cost.sheet import Number, Sheet
 from gpuir.cost.tile import (
     BY,
     Estimate,
+    as_noted,
     estimate,
     familiar,
     interval,
     is_measured,
     library_tiles,
+    no_tile,
     trained,
 )
 from gpuir.cost.work import Work, stacked
-from gpuir.ir.errors import ModelError
 from gpuir.ir.notes import Bound, Cost, Tile
 from gpuir.ir.types import f32
 from gpuir.ops.kernel import KernelOp
@@ -87,15 +88,6 @@ def _known(target: Target) -> dict[Work, Tile]:
     return {}
 
 
-def no_tile(work: Work, target: Target, where: str) -> ModelError:
-    return ModelError(
-        f"no tile of {work.kernel} fits {target.name}",
-        where=where,
-        found=", ".join(f"{d}={n}" for d, n in work.dims),
-        fix="give a tile in a schedule",
-    )
-
-
 def notes(works: Sequence[Work], tiles: Tiles) -> Iterator[Tile]:
     """The tile of each kernel as a note: of batches and heads, of which a block takes one, only
     where there are several."""
@@ -108,17 +100,6 @@ def notes(works: Sequence[Work], tiles: Tiles) -> Iterator[Tile]:
     for i, (work, rest) in enumerate(zip(works, options, strict=True)):
         cut = (d for d, n in work.dims if d in dims and (n > 1 or d not in "bh"))
         yield Tile(tuple((d, dims[d][i]) for d in cut), *rest)
-
-
-def as_noted(work: Work, tiles: Tiles) -> Tiles:
-    """Many tiles as `Tiles.of` reads their notes."""
-    dims: dict[str, Number] = {}
-    for d, n in work.dims:
-        dims[d] = np.maximum(n, 1.0)
-        if d in tiles.dims:
-            cut = np.trunc(tiles.dims[d])
-            dims[d] = np.where(n > 1, cut, dims[d]) if d in "bh" else cut
-    return Tiles(dims, *map(np.trunc, (tiles.stages, tiles.warps, tiles.split)))
 
 
 # ---------------------------------------------------------------------------- costs as columns

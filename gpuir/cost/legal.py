@@ -58,15 +58,16 @@ def needs_of(
     found = [rule(f"{d}: cells of a tile", 1.0, n, "at least") for d, n in nest.sizes.items()]
     found.extend(rules)
 
-    def room(what: str, wants: Number | None, has: float, unit: str) -> None:
-        if wants is not None:
-            found.append(Need(what, wants, float(has), unit))
+    def room(what: str, wants: Number, has: float, unit: str) -> None:
+        found.append(Need(what, wants, float(has), unit))
 
     room("threads", block.threads, min(MOST_THREADS, sm.threads), "a block")
     room("shared memory", block.smem_bytes, sm.smem_bytes_per_block, "bytes a block")
-    room("tensor memory", block.tensor_bytes, TENSOR_MEMORY_BYTES, "bytes a block")
+    if block.tensor_bytes is not None:
+        most = float(TENSOR_MEMORY_BYTES)
+        found.append(rule("tensor memory", block.tensor_bytes, most, "bytes a block"))
     if block.registers is not None:
-        room("registers", block.registers, MOST_REGISTERS, "a thread")
+        found.append(rule("registers", block.registers, float(MOST_REGISTERS), "a thread"))
         room("register file", block.registers * block.threads, sm.registers, "a block")
     staged = any(o.staging == "staged" for o in work.operands)
     ahead = MOST_STAGES if copies_ahead(target) else PLAIN_STAGES

@@ -68,8 +68,8 @@ class Tiles:
         """Those of several parts, one after another, which are all along the same dimensions."""
         if not parts:
             return Tiles({})
-        numbers = zip(*(part.numbers for part in parts), strict=True)
-        columns = (np.concatenate([np.atleast_1d(n) for n in column]) for column in numbers)
+        each = (np.broadcast_arrays(*map(np.atleast_1d, part.numbers)) for part in parts)
+        columns = map(np.concatenate, zip(*each, strict=True))
         return parts[0].each(lambda _: next(columns))
 
     @property

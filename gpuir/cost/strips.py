@@ -455,7 +455,7 @@ def _of_trtllm(x: Shape, cut: Cut) -> Cut:
     own = np.where(x.reach < LANE_UNSPLIT, 1.0, np.ceil(x.reach / LANE_SPLIT))
     most = np.floor(LANE_WAVES * x.target.sms / (x.work.extents["b"] * x.work.extents["h"]))
     own = np.minimum(own, most)
-    lane = (16.0, np.maximum(LANE_STEP / x.head, 8.0), 1.0, 8.0, np.maximum(own, 1.0))
+    lane = (16.0, np.maximum(np.rint(LANE_STEP / x.head), 8.0), 1.0, 8.0, np.maximum(own, 1.0))
     narrow = is_narrow(x.work, np) > 0
     parts = np.where(narrow & is_unsplit(x.work, x.target), 1.0, parts)
     xqa = (

@@ -20,6 +20,7 @@ import numpy as np
 from gpuir.cost import local, stream
 from gpuir.cost.candidates import of_any
 from gpuir.cost.conv import least_share
+from gpuir.cost.data import of_isa
 from gpuir.cost.families import family_of
 from gpuir.cost.family import Flags, Places, among
 from gpuir.cost.learned import (
@@ -38,9 +39,12 @@ from gpuir.cost.products import costed_as
 from gpuir.cost.sheet import Number, Sheet
 from gpuir.cost.uncertainty import is_unfitted, uncertainty
 from gpuir.cost.work import Work
+from gpuir.ir.errors import ModelError
 from gpuir.targets.target import Target
 
 T = TypeVar("T")
+# What GPUs of an architecture have (`cost.data.of_isa`) of what a tile needs.
+MADE_FOR = {"shared memory": "block_smem_bytes", "register file": "file_registers"}
 BY = "tile@2"
 THREADED = 32_768  # kernels, from where threads pay
 UNMEASURED = 1.5  # assumed: how much further off the model may be where it never was measured
@@ -140,19 +144,21 @@ def choose(work: Work, target: Target, *, model: Model | None = None) -> Tiles:
     return family.choose(work, target, factors(family, target, model))
 
 
-def library_tiles(work: Work, target: Target) -> Iterator[tuple[Places, Tiles | None]]:
+def library_tiles(
+    work: Work, target: Target, model: Model | None = None
+) -> Iterator[tuple[Places, Tiles | None]]:
     """Of many kernels the tiles that a library would take; where one does not fit a target, which
     has numbers changed, the best of those that do, and None where none does. With the places of
     the kernels among all; the first have their library's."""
     size = np.shape(work.points)
-    tiles = choose(work, target).each(lambda n: np.broadcast_to(n, size))
-    fits = np.broadcast_to(is_legal(work, tiles, target), size)
+    tiles = choose(work, target, model=model).each(lambda n: np.broadcast_to(n, size))
+    fits = np.broadcast_to(has_room(work, tiles, target), size)
     yield np.flatnonzero(fits), tiles.take(fits)
     left = np.flatnonzero(~fits)
     for candidates in (family_of(work, target).tiles, of_any):
         rest: list[Places] = []
         for some, found in among(work.take(left), partial(candidates, target=target)):
-            fits, best = search(work.take(left[some]), found, target)
+            fits, best = search(work.take(left[some]), found, target, model)
             yield left[some][fits], best.take(fits)
             rest.append(left[some][~fits])
         left = np.concatenate([*rest, left[:0]])
@@ -160,12 +166,14 @@ def library_tiles(work: Work, target: Target) -> Iterator[tuple[Places, Tiles | 
         yield left, None
 
 
-def search(work: Work, tiles: Tiles, target: Target) -> tuple[Flags, Tiles]:
+def search(
+    work: Work, tiles: Tiles, target: Target, model: Model | None = None
+) -> tuple[Flags, Tiles]:
     """Of `tiles` the one of least time among those that fit the target, for each of many kernels;
     and whether any does."""
     column = work.each(lambda n: np.asarray(n, float)[..., None])
     fits = is_legal(column, tiles, target)
-    time_s = np.where(fits, estimate(column, tiles, target).time_s, np.inf)
+    time_s = np.where(fits, estimate(column, tiles, target, model=model).time_s, np.inf)
     least = time_s.min(axis=-1, keepdims=True)
     # of equals the first: candidates list the usual ones first
     best = np.argmax(time_s <= least * (1 + 1e-9), axis=-1)
@@ -177,6 +185,20 @@ def is_legal(work: Work, tiles: Tiles, target: Target) -> Number:
     fits: Number = True
     for need in needs(work, tiles, target):
         fits = fits & (np.asarray(need.wants) <= need.has)
+    return fits
+
+
+def has_room(work: Work, tiles: Tiles, target: Target) -> Number:
+    """Whether a target has what the tiles of libraries' own kernels need. Each was made for an
+    architecture, and runs on all GPUs with as much as those of it have: which instructions it has,
+    and how it splits, is the library's business, and what we count of its memory may be more than
+    it takes (TensorRT-LLM's slices of operands)."""
+    fits: Number = True
+    for need in needs(work, tiles, target):
+        if need.of_target:
+            listed = MADE_FOR.get(need.what)
+            most = of_isa(listed, target.isa) if listed else np.inf
+            fits = fits & (np.minimum(need.wants, most) <= need.has)
     return fits
 
 
@@ -200,6 +222,41 @@ def _pick(numbers: Number, shape: tuple[int, ...], best: Places) -> Number:
     return np.take_along_axis(spread, best[..., None], axis=-1)[..., 0]
 
 
+# ---------------------------------------------------------------------------- as notes
+
+
+def as_noted(work: Work, tiles: Tiles) -> Tiles:
+    """Many tiles as `Tiles.of` reads their notes."""
+    dims: dict[str, Number] = {}
+    for d, n in work.dims:
+        dims[d] = np.maximum(n, 1.0)
+        if d in tiles.dims:
+            cells = np.trunc(tiles.dims[d])
+            dims[d] = np.where(n > 1, cells, dims[d]) if d in "bh" else cells
+    return Tiles(dims, *map(np.trunc, (tiles.stages, tiles.warps, tiles.split)))
+
+
+def noted_tiles(work: Work, target: Target, model: Model | None = None) -> Tiles:
+    """Of many kernels the tiles that `library_tiles` has, as their notes say them; ModelError where
+    none fits."""
+    parts: list[tuple[Places, Tiles]] = []
+    for some, tiles in library_tiles(work, target, model):
+        if tiles is None:
+            raise no_tile(work.take(some[0]), target, work.kernel)
+        parts.append((some, as_noted(work.take(some), tiles)))
+    order = np.argsort(np.concatenate([some for some, _ in parts]))
+    return Tiles.joined([tiles for _, tiles in parts]).take(order)
+
+
+def no_tile(work: Work, target: Target, where: str) -> ModelError:
+    return ModelError(
+        f"no tile of {work.kernel} fits {target.name}",
+        where=where,
+        found=", ".join(f"{d}={n}" for d, n in work.dims),
+        fix="give a tile in a schedule",
+    )
+
+
 # ---------------------------------------------------------------------------- many kernels
 
 
@@ -216,7 +273,8 @@ class PredictedSeconds:
 def predict(
     work: Work, target: Target, *, tiles: Tiles | None = None, model: Model | None = None
 ) -> PredictedSeconds:
-    """The time of each of many kernels, under `tiles` or those that a library would take."""
+    """The time of each of many kernels, under `tiles` or those that a library would take;
+    ModelError where none fits."""
     model = shipped() if model is None else model
     count = int(np.size(work.points))
     work = work.each(lambda n: np.broadcast_to(np.asarray(n, float), (count,)))
@@ -233,8 +291,7 @@ def _predict_rows(
     """Seconds of some of the kernels, and their tiles."""
     some = work.take(rows)
     if tiles is None:
-        size = np.shape(some.points)
-        cut_by = choose(some, target, model=model).each(lambda n: np.broadcast_to(n, size))
+        cut_by = noted_tiles(some, target, model)
     else:
         size = np.shape(work.points)
         cut_by = tiles.each(lambda n: np.broadcast_to(n, size)[rows])

@@ -7,9 +7,12 @@ import pytest
 
 import gpuir
 from gpuir.cost import sized, strips
+from gpuir.cost.data import of_isa
 from gpuir.cost.tile import choose
 from gpuir.ir.types import bf16, f8e4m3
-from gpuir.targets.load import load_target
+from gpuir.targets.load import load_target, target_names
+
+QUERIES = np.array([2048.0, 1.0, 2048.0])
 
 
 def attention(queries, keys, head, heads=32, kv_heads=8, dtype=bf16, **how):
@@ -113,6 +116,53 @@ def test_a_tile_without_splits_says_nothing_of_parts(gpu, batch, keys):
     how = {"heads": 32, "kv_heads": 8, "queries": 1, "keys": keys, "head": 128, "causal": True}
     k = gpuir.kernel("attention", batch=batch, dtype="bf16", library="triton", target=gpu, **how)
     assert k.time_s == pytest.approx(float(gpuir.predict(k).time_s[0]), rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("gpu", "library", "how"),
+    [
+        ("a100", "trtllm", {"queries": 1, "keys": 4096, "head": 128, "kv_heads": 8}),
+        ("l40s", "trtllm", {"queries": 1, "keys": 4096, "head": 256, "kv_heads": 8}),
+        ("l40s", "trtllm", {"queries": 2048, "keys": 2048, "head": 192, "value": 128}),
+        ("h100", "trtllm", {"queries": 1, "keys": 300, "head": 80}),
+        ("h100", "", {"queries": 2048, "keys": 2048, "head": 512}),
+    ],
+)
+def test_a_library_has_its_own_tile_where_it_was_measured(gpu, library, how):
+    """Our count of registers and shared memory is no less than what kernels take, and these run
+    there all the same: the tile is the library's, in a report as in an evaluation."""
+    given = {"heads": 32, "causal": True, "library": library, **how}
+    k = gpuir.kernel("attention", batch=8, dtype="bf16", target=gpu, **given)
+    own = choose(k.work, load_target(gpu))
+    assert k.tile.get("s", 0) == own.dims["s"]
+    assert k.tile.get("d", 0) == own.dims["d"]
+    assert (k.tile.warps, k.tile.split) == (own.warps, own.split)
+    assert k.time_s == pytest.approx(float(gpuir.predict(k).time_s[0]), rel=1e-12)
+
+
+def test_a_target_with_less_than_its_architecture_takes_another_tile():
+    how = {"heads": 32, "queries": 2048, "keys": 2048, "head": 128, "dtype": "bf16"}
+    small = "h100+sm.smem_bytes_per_block=98304"
+    ours, other = (gpuir.kernel("attention", batch=8, target=t, **how) for t in ("h100", small))
+    assert ours.tile != other.tile
+    assert other.time_s == pytest.approx(float(gpuir.predict(other).time_s[0]), rel=1e-12)
+    # of many together some have the library's tile, others a searched one
+    many = gpuir.kernel("attention", batch=np.array([8.0, 8.0, 8.0]), **how | {"queries": QUERIES})
+    each = [
+        gpuir.kernel("attention", batch=8, target=small, **how | {"queries": n}) for n in QUERIES
+    ]
+    alone = [k.time_s for k in each]
+    np.testing.assert_allclose(gpuir.predict(many, target=small).time_s, alone, rtol=1e-12)
+
+
+@pytest.mark.parametrize("name", target_names())
+def test_gpus_have_what_their_architecture_does(name):
+    target = load_target(name)
+    for has, listed in (
+        (target.sm.smem_bytes_per_block, "block_smem_bytes"),
+        (target.sm.registers, "file_registers"),
+    ):
+        assert of_isa(listed, target.isa) in (has, np.inf)
 
 
 @pytest.mark.parametrize("stages", [1.0, 2.0])
