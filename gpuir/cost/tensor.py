@@ -29,6 +29,7 @@ from gpuir.cost.nest import (
 )
 from gpuir.cost.sheet import Factor, Number, Sheet
 from gpuir.cost.work import Looped, Timed, Work
+from gpuir.ir.errors import TargetError
 from gpuir.ir.types import f32
 from gpuir.targets.target import Target
 
@@ -408,11 +409,20 @@ def _table(target: Target, bits: int) -> tuple[Any, ...]:
     tk = STEP_BYTES * 8 // bits
     most = MOST_STAGES if copies_asynchronously(target) else 2
     rows: list[tuple[float, ...]] = []
-    for _, tm, tn in tiles_of("tensor"):
-        stages = target.sm.smem_bytes_per_block // ((tm + tn) * STEP_BYTES + 1024)
+    has = target.sm.smem_bytes_per_block
+    stage = {(tm, tn): (tm + tn) * STEP_BYTES + 1024 for _, tm, tn in tiles_of("tensor")}
+    for (tm, tn), nbytes in stage.items():
         warps = 8 if tm * tn > 128 * 128 else 4
-        if stages:
-            rows.append((tm, tn, tk, min(stages, most), warps))
+        if has >= nbytes:
+            rows.append((tm, tn, tk, min(has // nbytes, most), warps))
+    if not rows:
+        raise TargetError(
+            "no product on matrix units fits the shared memory of a block",
+            where=f"{target.name}:sm.smem_bytes_per_block",
+            expected=f"{min(stage.values()):,} bytes at least: one step of the smallest tile",
+            found=f"{has:,}",
+            fix="correct it, or leave flops_per_s.tensor out of a target without matrix units",
+        )
     return tuple(np.array(rows, float).T)
 
 

@@ -13,6 +13,7 @@ from gpuir.cost.sheet import Sheet
 from gpuir.cost.sized import gemm
 from gpuir.cost.tile import needs, predict
 from gpuir.cost.work import Looped, Timed, Work
+from gpuir.ir.errors import TargetError
 from gpuir.ir.types import bf16, f8e4m3, f16, i8
 from gpuir.targets.load import load_target, target_names
 
@@ -228,3 +229,14 @@ def test_scaled_products_on_mma_units_have_the_tiles_of_their_libraries():
     ]
     both = tensor.candidates(rows, L40S)
     assert both.dims["m"].shape == (1,)
+
+
+def test_a_target_without_room_for_a_tile_is_refused_in_words():
+    small = replace(L40S, sm=replace(L40S.sm, smem_bytes_per_block=11_263))
+    with pytest.raises(TargetError, match="no product on matrix units fits") as caught:
+        tensor.choose(gemm(64, 64, 64, f16), small, FACTORS)
+    assert caught.value.where == "l40s:sm.smem_bytes_per_block"
+    assert caught.value.expected.startswith("11,264 bytes")  # (16 + 64) * 128, and 1024
+    assert caught.value.found == "11,263"
+    enough = replace(L40S, sm=replace(L40S.sm, smem_bytes_per_block=11_264))
+    assert tensor.choose(gemm(64, 64, 64, f16), enough, FACTORS).stages == 1
