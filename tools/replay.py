@@ -90,6 +90,10 @@ ANSWERS = {
     "roofline": f"analyze hf:bert/config.json {TEXT} --target a100 --predictor roofline",
     "other host": f"analyze hf:bert/config.json {TEXT} --target a100 --host dgx-1",
     "changed": f"analyze hf:bert/config.json {TEXT} --target a100 --set sms=160",
+    "habits": f"analyze hf:mixtral/config.json {TEXT} --dtype bf16 --train --optimizer adamw"
+    " --target a100,h100-sxm,b200,mi300x --profile llm-foundry,megatron-2024 --products fp8",
+    "habits many": "sweep tests/encoder.onnx --target a100,h100-sxm,v100 --batch 1,4 --dims seq=64"
+    " --profile llm-foundry",
     "crossover": "analyze tests/encoder.onnx --target a100,l4 --dims seq=64 --crossover batch",
     "advise": "advise tests/encoder.onnx --target a100 --dims batch=8,seq=128",
     "largest": f"largest {STEP.replace('batch=16,', '')} --target a100,l4 --dim batch --max 4096",
@@ -113,6 +117,8 @@ ANSWERS = {
             ("dgx-h100", "--dp 8 --slow 3=1.3"),
         )
     },
+    "simulate habits": f"simulate {STEP} --cluster dgx-h100 --tp 2 --pp 2 --dp 2 --microbatches 4"
+    " --profile llm-foundry --products fp8",
     "simulate experts": "simulate hf:mixtral/config.json --dims batch=16,seq=256 --dtype bf16"
     " --cluster dgx-h100 --ep 4 --tp 2",
     "plan": f"plan {STEP} --cluster dgx-a100 --best 3 --tp 1,8 --pp 1,2 --zero 1",
@@ -124,7 +130,10 @@ ANSWERS = {
     " --model tests/small_encoder.onnx:name=offline:batch=8:seq=128",
 }
 QUICK = ("encoder", "llama", "resnet", "decode", "images", "routines", "train tied", "mixtral")
-QUICK_ANSWERS = ("advise", "sweep two", "tune", "simulate --dp 8", "mig plan", "largest")
+QUICK_ANSWERS = (
+    *("advise", "sweep two", "tune", "simulate --dp 8", "mig plan", "largest"),
+    *("habits many", "simulate habits"),
+)
 
 
 def series(quick: bool, only: str) -> dict[str, list[str]]:

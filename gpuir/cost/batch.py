@@ -4,15 +4,16 @@ formulas. One kernel is a batch of one."""
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from gpuir.cost import stream
+from gpuir.cost import habits, stream
 from gpuir.cost.families import check_factors, family_of
 from gpuir.cost.family import Places
+from gpuir.cost.habits import Habit, Instead, Kernel, usual
 from gpuir.cost.learned import Array, Model, correction, shipped, stands_for
 from gpuir.cost.nest import Tiles, peak_of
 from gpuir.cost.reading import work_of
@@ -118,6 +119,11 @@ class Costs:
     split: np.ndarray[Any, np.dtype[np.int32]]
     failed: dict[int, str]
 
+    def first(self, count: int) -> Costs:
+        """Those of so many kernels, the first."""
+        columns = {name: n[:count] for name, n in vars(self).items() if name != "failed"}
+        return Costs(**columns, failed={i: why for i, why in self.failed.items() if i < count})
+
     @staticmethod
     def room(count: int) -> Costs:
         """For so many kernels."""
@@ -128,18 +134,58 @@ class Costs:
         )
 
 
+class Replaced(NamedTuple):
+    """Kernels of one habit: their places among all, those of their works (a row for the first of
+    each, the second, and so on), and their flops."""
+
+    habit: Habit
+    places: Places
+    works: np.ndarray[Any, np.dtype[np.intp]]
+    flops: Array
+
+    def write(self, into: Costs, target: Target) -> None:
+        """What they cost in place of the usual kernels."""
+        ends = into.time_s, into.low_s, into.high_s
+        works = np.array([n[self.works] for n in ends]).swapaxes(0, 1)
+        for column, seconds in zip(
+            ends, self.habit.seconds(works, self.flops, target), strict=True
+        ):
+            column[self.places] = seconds
+        if not self.habit.factors:
+            into.bound[self.places] = BOUNDS.index("compute")
+        for i, why in [*into.failed.items()]:
+            some = self.places[(self.works == i).any(axis=0)]
+            into.failed.update(dict.fromkeys(some.tolist(), why))
+
+
 @dataclass(frozen=True)
 class Batch:
-    """Kernels that are costed on one target after another, under the tiles that a library would
-    take. `learned` keeps what the network says of a group on GPUs of one architecture."""
+    """Kernels, so many, that are costed on one target after another, under the tiles that a library
+    would take. `works` are the usual ones, and behind them those that a release runs instead, as
+    `replaced` says. `learned` keeps what the network says of a group on GPUs of one architecture.
+    """
 
+    count: int
     works: tuple[Work, ...]
     groups: tuple[AlikeWorks, ...]
+    replaced: tuple[Replaced, ...] = ()
     learned: dict[Hashable, Number] = field(default_factory=dict[Hashable, Number])
 
     @staticmethod
-    def of(works: Sequence[Work]) -> Batch:
-        return Batch(tuple(works), tuple(alike(works)))
+    def of(kernels: Sequence[Kernel]) -> Batch:
+        works = [usual(x) for x in kernels]
+        groups: dict[tuple[Habit, int], list[tuple[int, list[int], float]]] = {}
+        for i, x in enumerate(kernels):
+            if isinstance(x, Instead):
+                new = [w for w in x.works if w != x.usual]
+                rows = [*range(len(works), len(works) + len(new))] if new or not x.works else [i]
+                works += new
+                groups.setdefault((x.habit, len(rows)), []).append((i, rows, x.flops))
+        replaced: list[Replaced] = []
+        for (habit, _), some in groups.items():
+            places, rows, flops = map(np.array, zip(*some, strict=True))
+            replaced.append(Replaced(habit, places, rows.astype(int).T, flops))
+        return Batch(len(kernels), tuple(works), tuple(alike(works)), tuple(replaced))
 
     def on(self, target: Target) -> Costs:
         """What each costs there."""
@@ -157,7 +203,10 @@ class Batch:
             some = np.concatenate([places for places, _ in parts])
             if some.size:
                 self._cost(group, some, Tiles.joined([x for _, x in parts]), target, found)
-        return found
+        for x in self.replaced:
+            if x.habit.holds_on(target):
+                x.write(found, target)
+        return found.first(self.count)
 
     def _cost(
         self, group: AlikeWorks, some: Places, tiles: Tiles, target: Target, into: Costs
@@ -188,16 +237,38 @@ class Batch:
 
 
 def costs_of(
-    kernels: Sequence[tuple[Work, Tile]], target: Target, model: Model | None = None
+    kernels: Sequence[tuple[Kernel, Tile]], target: Target, model: Model | None = None
 ) -> list[Cost]:
     """The cost of each kernel under its tile, as a signed note."""
-    tiles = [Tiles.of(tile, work) for work, tile in kernels]
+    works = [usual(x) for x, _ in kernels]
+    tiles = [Tiles.of(tile, work) for work, (_, tile) in zip(works, kernels, strict=True)]
     found: dict[int, Cost] = {}
-    for group in alike([work for work, _ in kernels], [x.likeness for x in tiles]):
+    for group in alike(works, [x.likeness for x in tiles]):
         some = stacked([tiles[i] for i in group.places])
-        ones = [kernels[i][0] for i in group.places]
+        ones = [works[i] for i in group.places]
         found.update(zip(group.places, _costs(ones, group.many, some, target, model), strict=True))
+    new: dict[int, Instead] = {}
+    for i, (x, _) in enumerate(kernels):
+        if not isinstance(x, Instead) or not x.habit.holds_on(target):
+            continue
+        if x.habit.factors:  # the usual kernel, under its tile
+            found[i] = replace(found[i].scaled(x.habit.factor(target)), by=habits.BY)
+        else:
+            new[i] = x
+    found |= _new(new, target) if new else {}
     return [found[i] for i in range(len(kernels))]
+
+
+def _new(kernels: Mapping[int, Instead], target: Target) -> dict[int, Cost]:
+    """What kernels of a release cost that the usual ones have nothing to do with."""
+    costs = Batch.of([*kernels.values()]).on(target)
+    for why in costs.failed.values():
+        raise ModelError(why)
+    rows = zip(*(n.tolist() for n in (costs.time_s, costs.low_s, costs.high_s)), strict=True)
+    return {
+        i: Cost(time_s, "compute", habits.BY, (("compute", time_s),), interval=(low_s, high_s))
+        for i, (time_s, low_s, high_s) in zip(kernels, rows, strict=True)
+    }
 
 
 def tile_cost(op: KernelOp, tile: Tile | None, target: Target) -> Cost:

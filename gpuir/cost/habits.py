@@ -1,21 +1,18 @@
 """Kernels of software that has other ones than those that gpuir's times are of, as its profile
-says: early releases of FlashAttention, products in 8-bit floats, slower kernels of memory."""
+says: early releases of FlashAttention, products in 8-bit floats, slower kernels of memory. Each is
+stated by works, and costed with them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import numpy as np
 
 from gpuir.cost import sized
-from gpuir.cost.batch import tile_cost
-from gpuir.cost.reading import work_of
-from gpuir.cost.tile import predict
-from gpuir.cost.work import Work
+from gpuir.cost.sheet import Number
+from gpuir.cost.work import WeightBytes, Work
 from gpuir.ir.graph import Graph, Value
-from gpuir.ir.notes import Cost, Tile
 from gpuir.ir.types import bf16, f8e4m3
 from gpuir.ops import kernel as k
 from gpuir.ops import tensor as t
@@ -41,8 +38,62 @@ GROUPED = {"fp8": "cutlass f8", "mxfp8": "deepgemm f8 block"}
 
 
 @dataclass(frozen=True)
-class Kernels:
-    """The predictor `tile` but for kernels that the software has others of.
+class Habit:
+    """How long a kernel of a release takes: as its works, on each architecture so many times as
+    long as `factors` say, 1 of those not named; of an `attention`, also what its flops take at the
+    share of the peak that it reaches. On GPUs that are not of the architecture `isa`, if one is
+    named, the release has the usual kernel."""
+
+    factors: tuple[tuple[str, float], ...] = ()
+    attention: str = ""
+    is_backward: bool = False
+    isa: str = ""
+
+    def holds_on(self, target: Target) -> bool:
+        return self.isa in ("", target.isa)
+
+    def seconds(self, works: Number, flops: Number, target: Target) -> Number:
+        """What kernels take, as expected, at least and at most (rows), each of so many `flops`:
+        those of their `works` are the first axis."""
+        total: Number = sum(works[1:], works[0]) if len(works) else 0.0
+        if self.attention:
+            peak = target.peak("tensor", bf16)
+            if self.attention == "flash-1":
+                peak = min(peak, SYNC_FLOPS * target.sms * target.clock_hz)
+            share, least, most = REACHED[self.attention][self.is_backward]
+            total = np.divide.outer(flops / peak, (share, most, least)).T + total
+        return total * self.factor(target)
+
+    def factor(self, target: Target) -> float:
+        return dict(self.factors).get(target.isa, 1.0)
+
+
+@dataclass(frozen=True)
+class Instead:
+    """A kernel of a release in place of the `usual` one, whose tile it has: `works` one after
+    another, which may be the usual one, and, of attention, so many `flops`."""
+
+    usual: Work
+    habit: Habit
+    works: tuple[Work, ...]
+    flops: float = 0.0
+
+    @property
+    def weights(self) -> WeightBytes | None:
+        return self.usual.weights
+
+
+Kernel = Work | Instead
+
+
+def usual(kernel: Kernel) -> Work:
+    """The kernel that gpuir's times are of, whose tile it has."""
+    return kernel.usual if isinstance(kernel, Instead) else kernel
+
+
+@dataclass(frozen=True)
+class Release:
+    """The kernels of a release of software, but for those that gpuir's times are of.
 
     `flash-1` is attention on sequences whose padding is taken out before and put in behind;
     `flash-2` differs from today's kernels on Hopper alone. Products are in `narrow` floats (`fp8`,
@@ -55,41 +106,30 @@ class Kernels:
     memory: FrozenTable[float] = field(default_factory=lambda: FrozenTable[float]())
     narrow: str = ""
     wide: frozenset[int] = frozenset()
-    known: dict[Any, Cost] = field(default_factory=dict[Any, Cost], compare=False, repr=False)
-    __name__ = "habits"  # what errors call a predictor
 
-    def __call__(self, op: k.KernelOp, tile: Tile | None, target: Target) -> Cost:
-        """The cost of a kernel; of those that do the same, found once."""
-        key = type(op), work_of(op), op.result_types[0].rank, tile, target
-        if key not in self.known:
-            self.known[key] = self.cost(op, tile, target)
-        return self.known[key]
-
-    def cost(self, op: k.KernelOp, tile: Tile | None, target: Target) -> Cost:
-        if isinstance(op, k.Attention | k.AttentionGradient) and (
-            self.attention == "flash-1" or (self.attention and target.isa == "sm_90")
-        ):
-            return _attention(op, self.attention, target)
+    def kernel(self, op: k.KernelOp, work: Work) -> Kernel:
+        """What the release runs for a kernel that does so much work."""
         match op:
+            case k.Attention() | k.AttentionGradient() if self.attention:
+                return _attention(op, work, self.attention)
             case k.Experts() | k.ExpertsGradient() if self.narrow:
-                return _narrow_experts(op, self.narrow, target)
+                return Instead(work, Habit(), (_narrow_experts(work, self.narrow),))
             case k.Gemm() if self.narrow and self.wide.isdisjoint(op.space().dims.values()):
-                return _narrow(op, self.narrow, target)
+                return Instead(work, Habit(), tuple(_narrow(op, self.narrow)))
             case k.Map() | k.Copy() | k.Reduce() | k.Gather() | k.Scatter() if self.memory:
-                found = tile_cost(op, tile, target).scaled(self.memory.get(target.isa, 1.0))
-                return replace(found, by=BY)
+                return Instead(work, Habit(tuple(self.memory.items())), (work,))
             case _:
-                return tile_cost(op, tile, target)
+                return work
 
 
-def predictor_of(profile: Profile, graph: Graph) -> Kernels | None:
-    """What costs a graph's kernels under a profile, where that is not the predictor `tile`. The
-    graph is that of the whole model: none that is cut knows its vocabulary."""
+def release_of(profile: Profile, graph: Graph) -> Release | None:
+    """The kernels of a graph under a profile, where those are not the usual ones. The graph is that
+    of the whole model: none that is cut knows its vocabulary."""
     habits = profile.habits or Habits()
     if not (profile.products or habits.attention or habits.memory):
         return None
     wide = frozenset(_wide(graph)) if profile.products else frozenset[int]()
-    return Kernels(habits.attention, habits.memory, profile.products, wide)
+    return Release(habits.attention, habits.memory, profile.products, wide)
 
 
 def _wide(graph: Graph) -> Iterator[int]:
@@ -116,51 +156,31 @@ def _wide(graph: Graph) -> Iterator[int]:
                 pass
 
 
-def _cost(time_s: float, low_s: float, high_s: float) -> Cost:
-    return Cost(time_s, "compute", BY, (("compute", time_s),), interval=(low_s, high_s))
-
-
-def _attention(op: k.Attention | k.AttentionGradient, which: str, target: Target) -> Cost:
+def _attention(op: k.Attention | k.AttentionGradient, work: Work, which: str) -> Instead:
     """The first has copies around it: queries, keys and values without their padding, the result
     with it, which is zeroed first; the same of gradients (flash_attn/bert_padding.py)."""
-    first, backward = which == "flash-1", isinstance(op, k.AttentionGradient)
-    peak = target.peak("tensor", bf16)
-    if first:
-        peak = min(peak, SYNC_FLOPS * target.sms * target.clock_hz)
-    share, least, most = REACHED[which][backward]
-    times = tuple(op.flops() / peak / by for by in (share, most, least))
-    if first:
+    backward = isinstance(op, k.AttentionGradient)
+    works: tuple[Work, ...] = ()
+    if which == "flash-1":
         cells = float(op.operands[0].type.size) * (4.0 + (3.0 if backward else 1.0) / 2)
-        copied = _times(sized.pointwise(np.full(1, cells), (bf16,), (bf16,)), target)
-        times = tuple(a + b for a, b in zip(times, copied, strict=True))
-    return _cost(*times)
+        works = (sized.pointwise(cells, (bf16,), (bf16,)),)
+    habit = Habit((), which, backward, isa="" if works else "sm_90")
+    return Instead(work, habit, works, float(op.flops()))
 
 
-def _narrow(op: k.Gemm, narrow: str, target: Target) -> Cost:
+def _narrow(op: k.Gemm, narrow: str) -> Iterator[Work]:
     """A product in fp8, and the kernel that casts what it reads, as it lies and turned
     (Transformer Engine's cast_transpose). A gradient of weights reads what is cast already."""
     dims = op.space().dims
-    m, n, depth = (np.full(1, float(dims[d] * (dims["b"] if d == "m" else 1))) for d in "mnk")
-    product = sized.gemm(m, n, depth, f8e4m3, out=bf16)
-    if narrow == BLOCKS:
-        product = replace(product, kind="block scales")
-    times = _times(product, target)
+    m, n, depth = float(dims["b"] * dims["m"]), float(dims["n"]), float(dims["k"])
+    scales = "block" if narrow == BLOCKS else ""
+    yield sized.gemm(m, n, depth, f8e4m3, out=bf16, scales=scales)
     if op.types()[0].rank > 2:
-        cast_work = sized.pointwise(m * depth, (bf16,), (f8e4m3, f8e4m3), ops=4.0)
-        times = tuple(a + b for a, b in zip(times, _times(cast_work, target), strict=True))
-    return _cost(*times)
+        yield sized.pointwise(m * depth, (bf16,), (f8e4m3, f8e4m3), ops=4.0)
 
 
-def _narrow_experts(op: k.Experts | k.ExpertsGradient, narrow: str, target: Target) -> Cost:
+def _narrow_experts(work: Work, narrow: str) -> Work:
     """Experts in fp8: what their products read is cast by kernels that count to them."""
-    work = work_of(op)
     x, weights, y = work.operands
     weights = replace(weights, cell_bytes=1.0, nbytes=weights.nbytes / weights.cell_bytes)
-    work = replace(work, dtype=f8e4m3, operands=(x, weights, y), kind=GROUPED[narrow])
-    return _cost(*_times(work, target))
-
-
-def _times(work: Work, target: Target) -> tuple[float, ...]:
-    """Seconds, and between what 80 % of measurements lie."""
-    found = predict(work, target)
-    return tuple(float(x[0]) for x in (found.time_s, found.low_s, found.high_s))
+    return replace(work, dtype=f8e4m3, operands=(x, weights, y), kind=GROUPED[narrow])

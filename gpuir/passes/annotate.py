@@ -11,6 +11,7 @@ from typing import ClassVar
 from gpuir.cost import generated
 from gpuir.cost.batch import best_tiles, costs_of, tile_cost
 from gpuir.cost.families import check_factors
+from gpuir.cost.habits import Kernel, Release
 from gpuir.cost.host import host_cost, hosted
 from gpuir.cost.network import collective_cost
 from gpuir.cost.reading import work_of
@@ -38,7 +39,8 @@ Costing = Callable[[Sequence[tuple[k.KernelOp, Tile | None]]], list[Cost]]
 @dataclass(frozen=True)
 class Annotate(Pass):
     """Costs every kernel for the graph's target with `predictor`: `tile`, `roofline`, one that a
-    plug-in adds, or, from Python, any function that is a `Predictor`.
+    plug-in adds, or, from Python, any function that is a `Predictor`, or a `Release`, whose own
+    kernels are then costed by `tile`.
 
     With a `cluster`, a name or a file, collectives cost what they take there; without one nobody
     knows the links, and they count as not modelled.
@@ -50,7 +52,7 @@ class Annotate(Pass):
     name: ClassVar[str] = "annotate"
     takes: ClassVar[Level | None] = Level.tiled
     gives: ClassVar[Level | None] = Level.costed
-    predictor: str | Predictor = "tile"
+    predictor: str | Predictor | Release = "tile"
     cluster: str = ""
 
     def run(self, g: Graph) -> Graph:
@@ -104,7 +106,7 @@ def _generated(costed: Graph) -> Iterator[str]:
         )
 
 
-def _check_version(predictor: str | Predictor, costed: Graph) -> None:
+def _check_version(predictor: str | Predictor | Release, costed: Graph) -> None:
     """UsageError when a version was asked for that the predictor does not sign with."""
     if not isinstance(predictor, str) or "@" not in predictor:
         return
@@ -119,7 +121,7 @@ def _check_version(predictor: str | Predictor, costed: Graph) -> None:
 
 
 def costing(
-    predictor: str | Predictor,
+    predictor: str | Predictor | Release,
     target: Target,
     weights: frozenset[Value] = frozenset(),
     cluster: Cluster | None = None,
@@ -131,15 +133,20 @@ def costing(
     Of `weights`, given for a CPU, each run finds in the caches what the others left there: rates of
     GPUs were measured so.
     """
-    predict = find_predictor(predictor) if isinstance(predictor, str) else predictor
+    release = predictor if isinstance(predictor, Release) else Release()
+    plain = "tile" if isinstance(predictor, Release) else predictor
+    predict = find_predictor(plain) if isinstance(plain, str) else plain
     is_ours = predict in PREDICTORS.values()
     if is_ours:
         check_factors(target)
-    known: dict[tuple[Work, Tile | None], Cost] = {}
+    known: dict[tuple[Kernel, Tile | None], Cost] = {}
     total = sum(v.type.nbytes for v in weights)
 
+    def key(op: k.KernelOp, tile: Tile | None) -> tuple[Kernel, Tile | None]:
+        return release.kernel(op, among(op, weights, total)), tile
+
     def costs(kernels: Sequence[tuple[k.KernelOp, Tile | None]]) -> list[Cost]:
-        keys = [(among(op, weights, total), tile) for op, tile in kernels] if is_ours else []
+        keys = [key(op, tile) for op, tile in kernels] if is_ours else []
         new = {key: op for key, (op, _) in zip(keys, kernels, strict=False) if key not in known}
         if predict is tile_cost:
             known.update(_by_tiles(list(new), target))
@@ -165,18 +172,19 @@ def among(op: k.KernelOp, weights: frozenset[Value], total: int) -> Work:
 
 
 def _by_tiles(
-    kernels: Sequence[tuple[Work, Tile | None]], target: Target
-) -> dict[tuple[Work, Tile | None], Cost]:
+    kernels: Sequence[tuple[Kernel, Tile | None]], target: Target
+) -> dict[tuple[Kernel, Tile | None], Cost]:
     """What kernels cost by the tile predictor. One whose tile is not the one that the library takes
     is a generated kernel."""
-    tiled = {} if target.is_cpu else {work: "" for work, tile in kernels if tile is not None}
-    library = best_tiles(tiled, target)
-    found: dict[tuple[Work, Tile | None], Cost] = {}
-    for work, tile in kernels:
-        if tile is not None and library.get(work, tile) != tile:
-            found[work, tile] = generated.cost_of(work, tile, target)
+    plain = [(x, tile) for x, tile in kernels if isinstance(x, Work) and tile is not None]
+    library = best_tiles({} if target.is_cpu else {work: "" for work, _ in plain}, target)
+    found: dict[tuple[Kernel, Tile | None], Cost] = {
+        (work, tile): generated.cost_of(work, tile, target)
+        for work, tile in plain
+        if library.get(work, tile) != tile
+    }
     rest = [key for key in kernels if key not in found]
-    costs = costs_of([(work, tile or Tile(())) for work, tile in rest], target)
+    costs = costs_of([(x, tile or Tile(())) for x, tile in rest], target)
     return found | dict(zip(rest, costs, strict=True))
 
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property
 from itertools import chain, pairwise, product
 
-from gpuir.cost.habits import predictor_of
 from gpuir.cost.table import Predictor
 from gpuir.ir.errors import GpuirError, ModelError
 from gpuir.ir.graph import Graph
@@ -212,12 +211,8 @@ def _answers(
     """What each row of graphs comes to on the targets that it has one for: as programs, whose
     kernels are costed together, where the tile predictor costs them."""
 
-    def whole(row: Mapping[int, Graph], target: Target) -> Answer:
-        g = row[targets.index(target)]
-        return _analyzed(g, target, files.get(target.name, target.name), predictor)
-
     if predictor != "tile":
-        return [{t: whole(row, targets[t]) for t in row} for row in rows]
+        return [{t: _analyzed(g, targets[t], files, predictor) for t, g in r.items()} for r in rows]
     made: dict[tuple[int, bool], Program] = {}
 
     def program(g: Graph, on_cpu: bool) -> Program:
@@ -227,13 +222,15 @@ def _answers(
         return made[key]
 
     programs = [{t: program(g, targets[t].is_cpu) for t, g in row.items()} for row in rows]
-    return run(programs, targets, [partial(whole, row) for row in rows])
+    return run(programs, targets)
 
 
-def _analyzed(g: Graph, target: Target, name: str, predictor: str | Predictor) -> Answer:
-    """What the passes tile and annotate make of kernels on a target of that name."""
-    own = predictor_of(profile_of(g), g) if predictor == "tile" else None
-    costs = costing(own or predictor, target, frozenset(g.params))
+def _analyzed(
+    g: Graph, target: Target, files: Mapping[str, str], predictor: str | Predictor
+) -> Answer:
+    """What the passes tile and annotate make of kernels on a target, which may be a file's."""
+    name = files.get(target.name, target.name)
+    costs = costing(predictor, target, frozenset(g.params))
     costed = cost_graph(tile_graph(g, Schedule(g.name, name, ()), target), costs)
     held = memory(costed, target)
     return answer_of(costed, Device(target.name, ""), held=held).numbers

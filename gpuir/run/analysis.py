@@ -9,7 +9,7 @@ from os import PathLike, fspath
 from typing import TYPE_CHECKING, Any, Unpack, cast
 
 from gpuir.cost.explain import SheetLine, explained
-from gpuir.cost.habits import predictor_of
+from gpuir.cost.habits import Release, release_of
 from gpuir.cost.power import drawn
 from gpuir.cost.reading import work_of
 from gpuir.cost.strips import is_written_out
@@ -150,14 +150,15 @@ def costed(
     model: Graph | Source,
     *given: Any,
     target: str | None = None,
-    predictor: str | Predictor = "tile",
+    predictor: str | Predictor | Release = "tile",
     schedule: str | PathLike[str] | Schedule = "",
     profile: str | PathLike[str] | None = None,
     tf32: bool | None = None,
     cluster: str | PathLike[str] | None = None,
     **options: Unpack[LoadOptions],
 ) -> Graph:
-    """The costed graph of what `analyze` answers, with the same arguments."""
+    """The costed graph of what `analyze` answers, with the same arguments, or with the kernels of a
+    `Release` in place of those that the profile says."""
     args: list[Any] = []
     for thing in given:  # the target, or a module's arguments: a tuple, or one by one
         if isinstance(thing, str | PathLike) and target is None:
@@ -182,14 +183,13 @@ def costed(
     g = lower(g, profile=profile, tf32=tf32, target=g.target or target)
     if g.level < Level.costed:
         check(g, load_target(str(g.target or target)))
-    if predictor == "tile" and g.level < Level.costed:
-        predictor = predictor_of(profile_of(g), g) or predictor
+    own = release_of(profile_of(g), g) if predictor == "tile" else None
     passes: tuple[Pass, ...] = ()
     tiles = schedule if isinstance(schedule, Schedule) else fspath(schedule)
     if g.level < Level.tiled:
         passes += (TilePass(target=str(target), schedule=tiles),)
     if g.level < Level.costed:
-        passes += (Annotate(predictor=predictor, cluster=fspath(cluster or "")),)
+        passes += (Annotate(predictor=own or predictor, cluster=fspath(cluster or "")),)
     return Pipeline(passes).run(g)
 
 
@@ -211,7 +211,7 @@ def _check_target(g: Graph, target: str | None) -> None:
 
 def _check_done(
     g: Graph,
-    predictor: str | Predictor,
+    predictor: str | Predictor | Release,
     schedule: str | PathLike[str] | Schedule,
     tf32: bool | None,
 ) -> None:

@@ -10,7 +10,7 @@ from functools import cached_property
 from os import PathLike, fspath
 
 from gpuir.cost.collective import collective_time
-from gpuir.cost.habits import predictor_of
+from gpuir.cost.habits import Release, release_of
 from gpuir.cost.table import Predictor
 from gpuir.ir.alike import shape_of
 from gpuir.ir.door import CALLED, FLAG, PATH, TEXT, ArgumentKind, named, of_type, real, takes, whole
@@ -70,18 +70,6 @@ SLOWEST = 1000.0  # times as long as another: beyond lies a slip of the pen
 WORDS = 128  # a rank: Megatron-LM's default for what a padded vocabulary divides by
 
 
-@contextmanager
-def _no_collection() -> Generator[None]:
-    """Without searches for cycles of objects: graphs have none, and millions of objects."""
-    on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if on:
-            gc.enable()
-
-
 @takes(
     graph=GRAPH,
     cluster=PATH,
@@ -92,7 +80,6 @@ def _no_collection() -> Generator[None]:
     slow=named(real(), whole()),
     common=ArgumentKind("what plans share", lambda x: isinstance(x, SharedByPlans), "common=None"),
 )
-@_no_collection()
 def simulate_ranks(
     graph: Graph,
     cluster: str | PathLike[str],
@@ -117,64 +104,17 @@ def simulate_ranks(
     take so many times as long: stragglers. `common` keeps what plans of a model share.
     UsageError where the cluster has too few GPUs, or the model cannot be cut so.
     """
-    cluster, slow, common = fspath(cluster), slow or {}, common or SharedByPlans()
-    machine = load_cluster(cluster)
-    check(graph, machine, parallel, slow)
-    verify(graph)
-    after = list(common.cut(graph, tuple(cuts(parallel))))
-    cut = after[-1] if after else graph
-    stack = profile_of(run_under(graph, profile, tf32))
-    if predictor == "tile" and (own := predictor_of(stack, graph)) is not None:
-        predictor = own
-    maker = _RankMaker(
-        cluster,
-        machine,
-        parallel,
-        profile=profile,
-        predictor=predictor,
-        tf32=tf32,
-        slow=slow,
-        before=common.runs,
-    )
-    if parallel.pp > 1:
-        parts, pipelined, interval, stages = maker.pipeline(cut)
-        time_s = pipelined.time_s
-    else:
-        part = maker.whole(cut)
-        parts, pipelined, stages = (part,), None, ()
-        time_s, interval = total_s(part.runs), interval_of(part.runs)
-    felt_s, again_s = beside(parts, stack.habits)
-    if interval is not None:
-        interval = interval[0] + felt_s + again_s, interval[1] + felt_s + again_s
-    common.runs = maker.known
-    first = parts[0].runs[0].graph
-    dtype = product_dtype(graph, is_rounded(first))
-    used = [x for part in parts for x in part.where]
-    gpus = {x.gpu: load_target(x.gpu) for x in used}
-    assumed = [*first.assumed, *(text for x in gpus.values() for text in x.assumptions)]
-    if len(gpus) > 1:
-        runs = (run for part in parts for run in part.runs)
-        assumed = [SHARES, *machine.assumed, *(x for run in runs for x in run.graph.assumed)]
-        assumed += [f"{name}: {x}" for name in gpus for x in gpus[name].assumptions]
-    step = Step(
-        model=graph.name,
-        cluster=machine.name,
-        target=", ".join(gpus),
-        parallel=parallel,
-        profile=profile_of(first),
-        time_s=time_s + felt_s + again_s,
-        parts=parts,
-        flops=model_flops(graph) * parallel.microbatches,
-        peak_flops_per_s=sum(x.count * gpus[x.gpu].peak("tensor", dtype) for x in used),
-        params=_cells(graph.params, graph),
-        interval=interval,
-        pipelined=pipelined,
-        stages=stages,
-        assumed=tuple(dict.fromkeys(assumed)),
-        felt_s=felt_s,
-        again_s=again_s,
-        tp_shared=shared_by_tp(graph, after[0], parallel.tp) if parallel.tp > 1 else None,
-    )
+    with _no_collection():
+        step = _simulated(
+            graph,
+            fspath(cluster),
+            parallel,
+            profile,
+            predictor,
+            tf32,
+            slow or {},
+            common or SharedByPlans(),
+        )
     return of_ranks(step)
 
 
@@ -203,6 +143,79 @@ class SharedByPlans:
             yield g
         for key in list(self.graphs)[:-KEPT]:
             del self.graphs[key]
+
+
+@contextmanager
+def _no_collection() -> Generator[None]:
+    """Without searches for cycles of objects: graphs have none, and millions of objects."""
+    on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if on:
+            gc.enable()
+
+
+def _simulated(
+    graph: Graph,
+    cluster: str,
+    parallel: Parallel,
+    profile: str | PathLike[str] | None,
+    predictor: str | Predictor,
+    tf32: bool | None,
+    slow: Mapping[int, float],
+    common: SharedByPlans,
+) -> Step:
+    machine = load_cluster(cluster)
+    check(graph, machine, parallel, slow)
+    verify(graph)
+    after = list(common.cut(graph, tuple(cuts(parallel))))
+    cut = after[-1] if after else graph
+    stack = profile_of(run_under(graph, profile, tf32))
+    own = release_of(stack, graph) if predictor == "tile" else None
+    maker = _RankMaker(
+        cluster, machine, parallel, profile, own or predictor, tf32, slow, common.runs
+    )
+    if parallel.pp > 1:
+        parts, pipelined, interval, stages = maker.pipeline(cut)
+        time_s = pipelined.time_s
+    else:
+        part = maker.whole(cut)
+        parts, pipelined, stages = (part,), None, ()
+        time_s, interval = total_s(part.runs), interval_of(part.runs)
+    felt_s, again_s = beside(parts, stack.habits)
+    if interval is not None:
+        interval = interval[0] + felt_s + again_s, interval[1] + felt_s + again_s
+    common.runs = maker.known
+    first = parts[0].runs[0].graph
+    dtype = product_dtype(graph, is_rounded(first))
+    used = [x for part in parts for x in part.where]
+    gpus = {x.gpu: load_target(x.gpu) for x in used}
+    assumed = [*first.assumed, *(text for x in gpus.values() for text in x.assumptions)]
+    if len(gpus) > 1:
+        runs = (run for part in parts for run in part.runs)
+        assumed = [SHARES, *machine.assumed, *(x for run in runs for x in run.graph.assumed)]
+        assumed += [f"{name}: {x}" for name in gpus for x in gpus[name].assumptions]
+    return Step(
+        model=graph.name,
+        cluster=machine.name,
+        target=", ".join(gpus),
+        parallel=parallel,
+        profile=profile_of(first),
+        time_s=time_s + felt_s + again_s,
+        parts=parts,
+        flops=model_flops(graph) * parallel.microbatches,
+        peak_flops_per_s=sum(x.count * gpus[x.gpu].peak("tensor", dtype) for x in used),
+        params=_cells(graph.params, graph),
+        interval=interval,
+        pipelined=pipelined,
+        stages=stages,
+        assumed=tuple(dict.fromkeys(assumed)),
+        felt_s=felt_s,
+        again_s=again_s,
+        tp_shared=shared_by_tp(graph, after[0], parallel.tp) if parallel.tp > 1 else None,
+    )
 
 
 def check(graph: Graph, machine: Cluster, parallel: Parallel, slow: Mapping[int, float]) -> None:
@@ -348,7 +361,7 @@ class _RankMaker:
     machine: Cluster
     parallel: Parallel
     profile: str | PathLike[str] | None
-    predictor: str | Predictor
+    predictor: str | Predictor | Release
     tf32: bool | None
     slow: Mapping[int, float]
     before: Mapping[Hashable, GraphRun]  # what another plan has found
@@ -408,7 +421,7 @@ class _RankMaker:
             added = self.run("sums of gradients", p.microbatches - 1, sums, place)
             runs = (runs[0], added, *runs[1:])
         holds, taken, target = min(held, key=lambda x: available_bytes(x[2]) - x[1])
-        return _part(runs, place, (g,), target, holds=holds, held_bytes=taken)
+        return _part(runs, holds, taken, target, (g,), place)
 
     def run(
         self, name: str, times: int, g: Graph, place: PartPlace, early: bool = True
@@ -509,9 +522,7 @@ class _RankMaker:
         first, last = sorted((part % pp, (part + 1) % pp))
         machine = self.between(first, last)
         stride = (last - first if machine.kinds else 1) * self.stride
-        return collective_time(
-            "send", _nbytes(values), dtype, sizes=(2,), strides=(stride,), cluster=machine
-        ).time_s
+        return collective_time("send", _nbytes(values), dtype, (2,), (stride,), machine).time_s
 
     def between(self, first: int, last: int) -> Cluster:
         """What joins the ranks of a pipeline from one to another."""
@@ -539,10 +550,8 @@ class _RankMaker:
             return 0.0
         step = self.stride * ((ranks[-1] - ranks[0]) // (len(ranks) - 1))
         machine, dtype = self.between(ranks[0], ranks[-1]), value.type.dtype
-        sizes, strides, nbytes = (len(ranks),), (step,), value.type.nbytes
-        return collective_time(
-            "all_reduce", nbytes, dtype, sizes=sizes, strides=strides, cluster=machine
-        ).time_s
+        groups = (len(ranks),), (step,)
+        return collective_time("all_reduce", value.type.nbytes, dtype, *groups, machine).time_s
 
     def held(
         self,
@@ -557,8 +566,8 @@ class _RankMaker:
         chunks = [self.part_bytes(part, some, own) for part, some in zip(parts, runs, strict=True)]
         holds = held_bytes(order, chunks)
         every = exposed([run for some in runs for run in some.values()], sums_s)
-        graphs, total = [g for x in parts for g in x.graphs], sum(holds.values())
-        return _part(every, place, graphs, own, holds=holds, held_bytes=total)
+        total = sum(holds.values())
+        return _part(every, holds, total, own, [g for x in parts for g in x.graphs], place)
 
     def part_bytes(self, part: PartGraphs, runs: dict[str, GraphRun], target: Target) -> PartBytes:
         """Of a part, whose graphs may have been looked at as those of another, under its names."""
@@ -581,21 +590,20 @@ class _RankMaker:
 
 def _part(
     runs: tuple[GraphRun, ...],
-    place: PartPlace,
-    graphs: Sequence[Graph],
-    target: Target,
-    *,
     holds: dict[MemoryKind, int],
     held_bytes: int,
+    target: Target,
+    graphs: Sequence[Graph],
+    place: PartPlace,
 ) -> RankPart:
     weights = {v for g in graphs for v in g.params if g.role_of(v) == "weight"}
     return RankPart(
         runs,
         tuple((kind, n) for kind, n in holds.items() if n),
-        held_bytes=held_bytes,
-        available_bytes=available_bytes(target),
-        params=sum(v.type.size for v in weights),
-        where=place.where,
+        held_bytes,
+        available_bytes(target),
+        sum(v.type.size for v in weights),
+        place.where,
     )
 
 

@@ -24,8 +24,8 @@ from gpuir.plan.space.answers import Held, answers, cost_table, run
 from gpuir.plan.space.engines import Engine
 from gpuir.plan.space.program import Program, keys_of, program_of, read, written
 from gpuir.plan.space.space import OWN, DesignSpace, Job, RankPlan, Site
-from gpuir.report.answer import Answer, unfit
-from gpuir.run.analysis import answer, costed, lowering
+from gpuir.report.answer import Answer
+from gpuir.run.analysis import lowering
 from gpuir.run.loading import load
 from gpuir.run.ranks import SharedByPlans, simulate_ranks
 from gpuir.stacks.table import pipeline
@@ -198,8 +198,7 @@ def ran(
             program = programs[variant]
             name = program.model
             held = found.held.setdefault(id(program), {})
-            alone = _alone(partial(_kernels_on, job, block.loading))
-            part = answers(program, targets, some, table, alone, held=held)
+            part = answers(program, targets, some, table, held=held)
             got.update((there[t], answer) for t, answer in zip(some, part, strict=True))
         for i, column in enumerate(columns):
             point = (block.first + j) * width + numbers[i]
@@ -207,21 +206,6 @@ def ran(
     new = (key for key in found.works if key not in known)
     packed = {key: data for key in new if (data := table.packed(key)) is not None}
     return rows.bytes(), packed if len(targets) == len(columns) else {}
-
-
-def _alone(kernels: Callable[[str], Graph]) -> Callable[[Target], Answer]:
-    """The answer that the report gives of the graph of kernels on a target."""
-
-    def run(target: Target) -> Answer:
-        try:
-            found = answer(costed(kernels(target.name), target.name))
-        except GpuirError as error:
-            return Answer("", why=in_a_line(error))
-        if not found.ran:
-            return Answer("", why=f"the model has nothing to run under {found.profile}")
-        return replace(found.numbers, why=unfit(found.reserved_bytes, found.available_bytes or 0))
-
-    return run
 
 
 def planned(
@@ -318,7 +302,6 @@ def latencies(
     """
     loaded = [load_target(name) for name in targets]
     made: list[list[Program]] = []
-    alone: list[Callable[[Target], Answer]] = []
     for g in graphs:
         g = run_under(g, profile)
         programs: dict[str, Program] = {}
@@ -330,8 +313,7 @@ def latencies(
                 programs[variant] = program_of(kernels(lowering(g, target)), target.is_cpu)
             row.append(programs[variant])
         made.append(row)
-        alone.append(_alone(lambda name, g=g: g))
-    found = run([dict(enumerate(row)) for row in made], loaded, alone)
+    found = run([dict(enumerate(row)) for row in made], loaded)
     return [[there[t] for t in range(len(loaded))] for there in found]
 
 

@@ -13,11 +13,12 @@ pytest.importorskip("torch")
 
 import gpuir
 from gpuir.cli.main import main
-from gpuir.cost.habits import Kernels
+from gpuir.cost.habits import Release
 from gpuir.frontends.torch.program import TorchProgram
 from gpuir.ir.errors import UsageError
 from gpuir.ops import kernel as k
 from gpuir.ops import tensor as t
+from gpuir.run.analysis import costed
 from validation import ranks, runs, training, zoo
 from validation.programs import Sizes
 from validation.ranks import Forecast, asked_of
@@ -288,9 +289,9 @@ def test_other_kernels_take_other_times():
 
     kept = frozenset({wide.vocab, 16})  # experts
 
-    def seconds(kernels: Kernels) -> dict[str, list[float]]:
+    def seconds(kernels: Release) -> dict[str, list[float]]:
         found: dict[str, list[float]] = {}
-        for n in gpuir.analyze(g, "h100-sxm", predictor=kernels).graph.nodes:
+        for n in costed(g, "h100-sxm", predictor=kernels).nodes:
             kind = type(n.op).__name__
             if isinstance(n.op, k.Gemm) and not kept.isdisjoint(n.op.space().dims.values()):
                 kind = "kept"
@@ -298,9 +299,9 @@ def test_other_kernels_take_other_times():
         return found
 
     plain, first, narrow = (
-        seconds(Kernels()),
-        seconds(Kernels("flash-1")),
-        seconds(Kernels(narrow="fp8", wide=kept)),
+        seconds(Release()),
+        seconds(Release("flash-1")),
+        seconds(Release(narrow="fp8", wide=kept)),
     )
     for kind in ("Attention", "AttentionGradient"):
         assert min(first[kind]) > max(plain[kind])

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from gpuir.cost.batch import BOUNDS, Batch, Costs, best_tiles, costs_of
+from gpuir.cost.habits import Kernel, usual
 from gpuir.cost.host import host_cost
 from gpuir.cost.tile import BY
-from gpuir.cost.work import Work
 from gpuir.ir.errors import GpuirError
 from gpuir.ir.notes import Bound, Cost
 from gpuir.plan.space.program import Program
@@ -56,7 +56,7 @@ class CostTable:
 
 
 def cost_table(
-    works: Mapping[str, Work],
+    works: Mapping[str, Kernel],
     targets: Sequence[Target],
     known: Mapping[str, bytes] | None = None,
     batch_of: Callable[[Sequence[str]], Batch] | None = None,
@@ -87,25 +87,20 @@ def cost_table(
     return table
 
 
-Alone = Callable[[Target], Answer]
-
-
 def run(
-    rows: Sequence[Mapping[int, Program]],
-    targets: Sequence[Target],
-    alone: Sequence[Alone],
+    rows: Sequence[Mapping[int, Program]], targets: Sequence[Target]
 ) -> list[dict[int, Answer]]:
     """What each of several questions comes to on those of the targets that it has a program for, by
-    their place: the kernels of all are costed together. `alone` is as `answers` takes it."""
+    their place: the kernels of all are costed together."""
     programs = [p for row in rows for p in row.values()]
     works = {key: work for p in programs for key, work in zip(p.keys, p.works, strict=True)}
     table = cost_table(works, targets)
     found: list[dict[int, Answer]] = []
-    for row, own in zip(rows, alone, strict=True):
+    for row in rows:
         there: dict[int, Answer] = {}
         for program in {id(p): p for p in row.values()}.values():
             places = [t for t, x in row.items() if x is program]
-            some = answers(program, targets, places, table, own)
+            some = answers(program, targets, places, table)
             there |= dict(zip(places, some, strict=True))
         found.append(there)
     return found
@@ -116,12 +111,11 @@ def answers(
     targets: Sequence[Target],
     which: Sequence[int],
     table: CostTable,
-    alone: Alone,
     *,
     held: Held | None = None,
 ) -> list[Answer]:
-    """The program on some of the targets, which are the columns of the table. `alone` gives the
-    answer of one whose kernels are the stack's own. `held` keeps what is found of its memory."""
+    """The program on some of the targets, which are the columns of the table. `held` keeps what is
+    found of its memory."""
     if program.refused:
         return [_none(program, program.refused) for _ in which]
     held = {} if held is None else held
@@ -134,8 +128,6 @@ def answers(
         profile = load_profile(program.profile, target)
         if (error := device_refused(profile, program.dtypes, target)) is not None:
             found[t] = _none(program, reason(error))
-        elif program.has_own_kernels:
-            found[t] = alone(target)
         elif t in broken:
             found[t] = _none(program, " ".join(broken[t].split()))
         else:
@@ -243,8 +235,8 @@ def _alone(
             for i, time_s in enumerate(seconds)
         )
     else:  # what kernels fill of the device counts
-        tiles = best_tiles(dict.fromkeys(program.works, ""), target)
-        made = tuple(costs_of([(x, tiles[x]) for x in program.works], target))
+        tiles = best_tiles(dict.fromkeys(map(usual, program.works), ""), target)
+        made = tuple(costs_of([(x, tiles[usual(x)]) for x in program.works], target))
         made += tuple(host_cost(x, target, profile) for x in program.hosted)
     run = Prepared(Script(launches, profile, program.model), made, link_of(target))
     line = run.run(seconds)

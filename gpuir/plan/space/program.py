@@ -7,7 +7,7 @@ import json
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Any, cast
 
-from gpuir.cost.habits import predictor_of
+from gpuir.cost.habits import Habit, Instead, Kernel, Release, release_of
 from gpuir.cost.host import Hosted, hosted
 from gpuir.cost.routing import Routed, Shares
 from gpuir.cost.steps import RoutineSteps, RoutineWay
@@ -31,15 +31,14 @@ class Program:
 
     `works` are the kernels that differ, and `keys` tell them from all others, in any program.
     Launches and allocations name kernels by their place: works first, then those that the host's
-    CPU runs (`hosted`). A stack that `has_own_kernels`, costed op by op, has none of all this.
+    CPU runs (`hosted`).
     """
 
     model: str
     profile: str
     dtypes: tuple[str, ...] = ()
     refused: str = ""
-    has_own_kernels: bool = False
-    works: tuple[Work, ...] = ()
+    works: tuple[Kernel, ...] = ()
     hosted: tuple[Hosted, ...] = ()
     launches: Launches = field(default_factory=Launches)
     layout: MemoryLayout = field(default_factory=MemoryLayout)
@@ -54,13 +53,12 @@ def program_of(graph: Graph, on_cpu: bool = False) -> Program:
     made = Program(graph.name, graph.profile or "ideal", tuple(sorted(dtypes_of(graph))))
     if (error := nodes_refused(graph, profile)) is not None:
         return replace(made, refused=reason(error))
-    if predictor_of(profile, graph) is not None:
-        return replace(made, has_own_kernels=True)
+    release = release_of(profile, graph) or Release()
     weights = frozenset(graph.params) if on_cpu else frozenset[Value]()
     total = sum(v.type.nbytes for v in weights)
-    known: dict[Work, int] = {}
+    known: dict[Kernel, int] = {}
     works = {
-        id(n): known.setdefault(among(n.op, weights, total), len(known))
+        id(n): known.setdefault(release.kernel(n.op, among(n.op, weights, total)), len(known))
         for n in graph.walk()
         if isinstance(n.op, k.KernelOp) and not isinstance(n.op, k.View)
     }
@@ -95,6 +93,8 @@ KINDS: dict[str, type[Any]] = {
             Shares,
             RoutineWay,
             RoutineSteps,
+            Habit,
+            Instead,
             Hosted,
             MemoryLayout,
             Launches,
@@ -124,7 +124,7 @@ def keys_of(text: str) -> list[str]:
     return text.partition("\n")[0].split()
 
 
-def _json(made: Program | Work) -> str:
+def _json(made: Program | Kernel) -> str:
     return json.dumps(_plain(made), separators=(",", ":"))
 
 
