@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Generator, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -59,7 +59,7 @@ from gpuir.simulate.step import (
 from gpuir.simulate.timeline import timeline
 from gpuir.targets.cluster import Cluster, load_cluster
 from gpuir.targets.load import load_target
-from gpuir.targets.profile import profile_of
+from gpuir.targets.profile import Profile, profile_of
 from gpuir.targets.target import Target
 
 SHARES = (
@@ -104,18 +104,18 @@ def simulate_ranks(
     take so many times as long: stragglers. `common` keeps what plans of a model share.
     UsageError where the cluster has too few GPUs, or the model cannot be cut so.
     """
+    ranks = _Ranks(
+        graph=graph,
+        cluster=fspath(cluster),
+        parallel=parallel,
+        profile=profile,
+        predictor=predictor,
+        tf32=tf32,
+        slow=slow or {},
+        common=common or SharedByPlans(),
+    )
     with _no_collection():
-        step = _simulated(
-            graph,
-            fspath(cluster),
-            parallel,
-            profile,
-            predictor,
-            tf32,
-            slow or {},
-            common or SharedByPlans(),
-        )
-    return of_ranks(step)
+        return of_ranks(ranks.step())
 
 
 KEPT = 6  # graphs that are cut
@@ -157,67 +157,6 @@ def _no_collection() -> Generator[None]:
             gc.enable()
 
 
-def _simulated(
-    graph: Graph,
-    cluster: str,
-    parallel: Parallel,
-    profile: str | PathLike[str] | None,
-    predictor: str | Predictor,
-    tf32: bool | None,
-    slow: Mapping[int, float],
-    common: SharedByPlans,
-) -> Step:
-    machine = load_cluster(cluster)
-    check(graph, machine, parallel, slow)
-    verify(graph)
-    after = list(common.cut(graph, tuple(cuts(parallel))))
-    cut = after[-1] if after else graph
-    stack = profile_of(run_under(graph, profile, tf32))
-    own = release_of(stack, graph) if predictor == "tile" else None
-    maker = _RankMaker(
-        cluster, machine, parallel, profile, own or predictor, tf32, slow, common.runs
-    )
-    if parallel.pp > 1:
-        parts, pipelined, interval, stages = maker.pipeline(cut)
-        time_s = pipelined.time_s
-    else:
-        part = maker.whole(cut)
-        parts, pipelined, stages = (part,), None, ()
-        time_s, interval = total_s(part.runs), interval_of(part.runs)
-    felt_s, again_s = beside(parts, stack.habits)
-    if interval is not None:
-        interval = interval[0] + felt_s + again_s, interval[1] + felt_s + again_s
-    common.runs = maker.known
-    first = parts[0].runs[0].graph
-    dtype = product_dtype(graph, is_rounded(first))
-    used = [x for part in parts for x in part.where]
-    gpus = {x.gpu: load_target(x.gpu) for x in used}
-    assumed = [*first.assumed, *(text for x in gpus.values() for text in x.assumptions)]
-    if len(gpus) > 1:
-        runs = (run for part in parts for run in part.runs)
-        assumed = [SHARES, *machine.assumed, *(x for run in runs for x in run.graph.assumed)]
-        assumed += [f"{name}: {x}" for name in gpus for x in gpus[name].assumptions]
-    return Step(
-        model=graph.name,
-        cluster=machine.name,
-        target=", ".join(gpus),
-        parallel=parallel,
-        profile=profile_of(first),
-        time_s=time_s + felt_s + again_s,
-        parts=parts,
-        flops=model_flops(graph) * parallel.microbatches,
-        peak_flops_per_s=sum(x.count * gpus[x.gpu].peak("tensor", dtype) for x in used),
-        params=_cells(graph.params, graph),
-        interval=interval,
-        pipelined=pipelined,
-        stages=stages,
-        assumed=tuple(dict.fromkeys(assumed)),
-        felt_s=felt_s,
-        again_s=again_s,
-        tp_shared=shared_by_tp(graph, after[0], parallel.tp) if parallel.tp > 1 else None,
-    )
-
-
 def check(graph: Graph, machine: Cluster, parallel: Parallel, slow: Mapping[int, float]) -> None:
     """UsageError where a model, a cluster and degrees do not go together."""
     if graph.level != Level.graph or graph.mesh:
@@ -227,10 +166,7 @@ def check(graph: Graph, machine: Cluster, parallel: Parallel, slow: Mapping[int,
             found=f"level {graph.level.name}"
             + (f", mesh {', '.join(f'{a}={n}' for a, n in graph.mesh)}" if graph.mesh else ""),
         )
-    for name in ("dp", "tp", "pp", "cp", "ep", "microbatches", "chunks"):
-        if getattr(parallel, name) < 1:
-            found = f"{name}={getattr(parallel, name)}"
-            raise UsageError(f"{name} counts from 1", found=found, fix=f"{name}=1, or more")
+    parallel.check()
     if parallel.ranks > machine.gpus:
         nodes = -(-parallel.ranks // machine.node_gpus)
         raise UsageError(
@@ -249,36 +185,6 @@ def check(graph: Graph, machine: Cluster, parallel: Parallel, slow: Mapping[int,
                 fix=f"{parallel.ranks - 1}=1.3, say",
             )
     check_batch(graph, parallel)
-    if parallel.sequence and parallel.tp == 1:
-        raise UsageError(
-            "sequence needs tensor parallelism (tp of 2 or more)",
-            found="sequence, tp=1",
-            fix="for example tp=2, or remove sequence",
-        )
-    if parallel.overlap and not parallel.sequence:
-        raise UsageError(
-            "overlap hides the communication of sequence, so it needs sequence",
-            found="overlap without sequence",
-            fix="add sequence, or remove overlap",
-        )
-    if parallel.pp == 1 and (parallel.chunks > 1 or parallel.schedule != "1f1b"):
-        raise UsageError(
-            "schedule and chunks need a pipeline (pp of 2 or more)",
-            found=f"pp=1, schedule={parallel.schedule}, chunks={parallel.chunks}",
-            fix="for example pp=2, or remove schedule and chunks",
-        )
-    if parallel.zero and parallel.dp == 1:
-        raise UsageError(
-            "zero needs data parallelism (dp of 2 or more)",
-            found=f"zero={parallel.zero}, dp=1",
-            fix="for example dp=2, or remove zero",
-        )
-    if parallel.exchange and parallel.cp == 1:
-        raise UsageError(
-            "exchange needs context parallelism (cp of 2 or more)",
-            found=f"exchange={parallel.exchange}, cp=1",
-            fix="for example cp=2, or remove exchange",
-        )
     if parallel.zero and not is_training(graph):
         raise UsageError(
             "zero needs a training step with an optimizer",
@@ -354,19 +260,79 @@ Piped = tuple[tuple[RankPart, ...], Pipelined, "tuple[float, float] | None", tup
 
 
 @dataclass
-class _RankMaker:
-    """Kernels and times of what ranks run."""
+class _Ranks:
+    """What is asked of a model over ranks, and kernels and times of what these run: each graph
+    (`known`) and each part's memory (`sizes`) found once."""
 
+    graph: Graph
     cluster: str
-    machine: Cluster
     parallel: Parallel
     profile: str | PathLike[str] | None
-    predictor: str | Predictor | Release
+    predictor: str | Predictor
     tf32: bool | None
     slow: Mapping[int, float]
-    before: Mapping[Hashable, GraphRun]  # what another plan has found
+    common: SharedByPlans
     known: dict[Hashable, GraphRun] = field(default_factory=dict[Hashable, GraphRun])
-    bytes: dict[Hashable, PartBytes] = field(default_factory=dict[Hashable, PartBytes])
+    sizes: dict[Hashable, PartBytes] = field(default_factory=dict[Hashable, PartBytes])
+
+    @cached_property
+    def machine(self) -> Cluster:
+        return load_cluster(self.cluster)
+
+    @cached_property
+    def stack(self) -> Profile:
+        return profile_of(run_under(self.graph, self.profile, self.tf32))
+
+    @cached_property
+    def release(self) -> Release | None:
+        """Of the whole model: none that is cut knows which of its products are narrow."""
+        return release_of(self.stack, self.graph) if self.predictor == "tile" else None
+
+    def step(self) -> Step:
+        graph, machine, parallel = self.graph, self.machine, self.parallel
+        check(graph, machine, parallel, self.slow)
+        verify(graph)
+        after = list(self.common.cut(graph, tuple(cuts(parallel))))
+        cut = after[-1] if after else graph
+        if parallel.pp > 1:
+            parts, pipelined, interval, stages = self.pipeline(cut)
+            time_s = pipelined.time_s
+        else:
+            part = self.whole(cut)
+            parts, pipelined, stages = (part,), None, ()
+            time_s, interval = total_s(part.runs), interval_of(part.runs)
+        felt_s, again_s = beside(parts, self.stack.habits)
+        if interval is not None:
+            interval = interval[0] + felt_s + again_s, interval[1] + felt_s + again_s
+        self.common.runs = self.known
+        first = parts[0].runs[0].graph
+        dtype = product_dtype(graph, is_rounded(first))
+        used = [x for part in parts for x in part.where]
+        gpus = {x.gpu: load_target(x.gpu) for x in used}
+        assumed = [*first.assumed, *(text for x in gpus.values() for text in x.assumptions)]
+        if len(gpus) > 1:
+            runs = (run for part in parts for run in part.runs)
+            assumed = [SHARES, *machine.assumed, *(x for run in runs for x in run.graph.assumed)]
+            assumed += [f"{name}: {x}" for name in gpus for x in gpus[name].assumptions]
+        return Step(
+            model=graph.name,
+            cluster=machine.name,
+            target=", ".join(gpus),
+            parallel=parallel,
+            profile=profile_of(first),
+            time_s=time_s + felt_s + again_s,
+            parts=parts,
+            flops=model_flops(graph) * parallel.microbatches,
+            peak_flops_per_s=sum(x.count * gpus[x.gpu].peak("tensor", dtype) for x in used),
+            params=sum(v.type.size for v in graph.params if graph.role_of(v) == "weight"),
+            interval=interval,
+            pipelined=pipelined,
+            stages=stages,
+            assumed=tuple(dict.fromkeys(assumed)),
+            felt_s=felt_s,
+            again_s=again_s,
+            tp_shared=shared_by_tp(graph, after[0], parallel.tp) if parallel.tp > 1 else None,
+        )
 
     def costed(
         self, g: Graph, place: PartPlace, gpu: str, factor: float, early: bool = True
@@ -375,9 +341,10 @@ class _RankMaker:
         if made.mesh:
             bucket = Bucket(blocks=self.parallel.zero > 2, early=early)
             made = Pipeline((bucket,)).run(made)
-        found = costed(made, target=gpu, predictor=self.predictor, cluster=place.name)
-        found = slowed(found, factor)
-        return in_pieces(found, self.parallel.tp) if self.parallel.overlap else found
+        found = costed(
+            made, target=gpu, predictor=self.release or self.predictor, cluster=place.name
+        )
+        return slowed(found, factor, self.parallel.tp if self.parallel.overlap else 1)
 
     @cached_property
     def places(self) -> tuple[PartPlace, ...]:
@@ -429,7 +396,7 @@ class _RankMaker:
         """A graph that ranks run so many times; of those that are alike, one is looked at."""
         p = self.parallel
         shape = shape_of(g), place.key, p.zero > 2, p.overlap and p.tp, early
-        known = self.known.get(shape) or self.before.get(shape)
+        known = self.known.get(shape) or self.common.runs.get(shape)
         if known is None:
             found: list[GraphRun] = []
             for gpu, factor in place.factors:
@@ -470,7 +437,9 @@ class _RankMaker:
             for gpus, weigh in weighs.items()
         }
         made = partition(g, len(own), [weighs[place.gpus] for place in own], apart)
-        return min(found, self.piped(made, own), key=lambda x: (not fit(x[0]), x[1].time_s))
+        return min(
+            found, self.piped(made, own), key=lambda x: (not all(y.fits for y in x[0]), x[1].time_s)
+        )
 
     def piped(self, made: Partition, own: Sequence[PartPlace]) -> Piped:
         """The parts of each rank of a pipeline, of a model that is cut, and when they run."""
@@ -582,10 +551,10 @@ class _RankMaker:
             for kind, names in called.items()
         )
         key = tuple(seen)
-        if key not in self.bytes:
+        if key not in self.sizes:
             lowered = {kind: run.graph for kind, run in runs.items()}
-            self.bytes[key] = part_bytes(lowered, saved, kept, target, called)
-        return replace(self.bytes[key], params=params_of(part.graphs))
+            self.sizes[key] = part_bytes(lowered, saved, kept, target, called)
+        return replace(self.sizes[key], params=params_of(part.graphs))
 
 
 def _part(
@@ -607,45 +576,26 @@ def _part(
     )
 
 
-def fit(parts: Iterable[RankPart]) -> bool:
-    return all(part.fits for part in parts)
-
-
 def _nbytes(values: Sequence[Value]) -> int:
     return sum(v.type.nbytes for v in values)
 
 
-def _cells(values: Sequence[Value], g: Graph) -> int:
-    return sum(v.type.size for v in values if g.role_of(v) == "weight")
-
-
-def slowed(costed: Graph, factor: float) -> Graph:
-    """The graph with kernels that take so many times as long; collectives take what they took."""
-    if factor == 1.0:
+def slowed(costed: Graph, slow: float, pieces: int) -> Graph:
+    """The graph with kernels that take `slow` times as long, and with gathers and sums of tp in so
+    many pieces, each beside the product of another piece: one of them shows, the others are taken
+    to be hidden (Transformer Engine's userbuffers; PyTorch's asynchronous tensor parallelism).
+    Along sequences all of them lie next to a product, but those of the embedding."""
+    if slow == pieces == 1:
         return costed
-    nodes = (
-        n
-        if n.cost is None or isinstance(n.op, Collective)
-        else replace(n, cost=n.cost.scaled(factor))
-        for n in costed.nodes
-    )
-    return replace(costed, nodes=tuple(nodes))
 
-
-def in_pieces(costed: Graph, ranks: int) -> Graph:
-    """The graph with gathers and sums of tp in pieces, as many as ranks, each beside the product of
-    another piece: one of them shows, the others are taken to be hidden (Transformer Engine's
-    userbuffers; PyTorch's asynchronous tensor parallelism). Along sequences all of them lie next to
-    a product, but those of the embedding."""
-
-    def shown(n: Node) -> Node:
-        if n.cost is None or not isinstance(n.op, Collective):
-            return n
+    def factor(n: Node) -> float:
+        if not isinstance(n.op, Collective):
+            return slow
         x = n.op.collective
-        pieces = x.group == "tp" and x.fn in ("all_gather", "reduce_scatter")
-        return replace(n, cost=n.cost.scaled(1 / ranks)) if pieces else n
+        return 1 / pieces if x.group == "tp" and x.fn in ("all_gather", "reduce_scatter") else 1.0
 
-    return replace(costed, nodes=tuple(map(shown, costed.nodes)))
+    nodes = (replace(n, cost=n.cost.scaled(factor(n))) if n.cost else n for n in costed.nodes)
+    return replace(costed, nodes=tuple(nodes))
 
 
 def is_rounded(costed: Graph) -> bool:

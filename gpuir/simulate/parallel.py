@@ -7,13 +7,15 @@ from math import prod
 from typing import Literal, get_args
 
 from gpuir.ir.door import FLAG, WHOLE, holds, one_of, whole
+from gpuir.ir.errors import UsageError
 
+COUNTS = ("dp", "tp", "pp", "cp", "ep", "microbatches", "chunks")
 PipelineSchedule = Literal["gpipe", "1f1b", "interleaved", "zero-bubble"]
 ContextExchange = Literal["", "heads", "keys", "ring"]
 
 
 @holds(
-    **dict.fromkeys(("dp", "tp", "pp", "cp", "ep", "microbatches", "chunks"), WHOLE),
+    **dict.fromkeys(COUNTS, WHOLE),
     **dict.fromkeys(("sequence", "overlap"), FLAG),
     zero=whole(0, 3),
     schedule=one_of(*get_args(PipelineSchedule)),
@@ -48,6 +50,40 @@ class Parallel:
     @property
     def ranks(self) -> int:
         return prod((self.dp, self.tp, self.pp, self.cp, self.ep))
+
+    def check(self) -> None:
+        """UsageError where a degree is below 1, or an option lacks the degree that it is for."""
+        for name in COUNTS:
+            if (n := getattr(self, name)) < 1:
+                fix = f"{name}=1, or more"
+                raise UsageError(f"{name} counts from 1", found=f"{name}={n}", fix=fix)
+        orders = f"schedule={self.schedule}, chunks={self.chunks}"
+        is_ordered = self.chunks > 1 or self.schedule != "1f1b"
+        needs = (  # a degree, what of it is asked, as the user said it
+            ("tp", "sequence needs tensor parallelism", self.sequence, "sequence"),
+            ("pp", "schedule and chunks need a pipeline", is_ordered, orders),
+            ("dp", "zero needs data parallelism", self.zero, f"zero={self.zero}"),
+            (
+                "cp",
+                "exchange needs context parallelism",
+                self.exchange,
+                f"exchange={self.exchange}",
+            ),
+        )
+        for degree, text, is_asked, found in needs:
+            if is_asked and getattr(self, degree) == 1:
+                what = text.partition(" need")[0]
+                raise UsageError(
+                    f"{text} ({degree} of 2 or more)",
+                    found=f"{degree}=1, {found}",
+                    fix=f"for example {degree}=2, or remove {what}",
+                )
+        if self.overlap and not self.sequence:
+            raise UsageError(
+                "overlap hides the communication of sequence, so it needs sequence",
+                found="overlap without sequence",
+                fix="add sequence, or remove overlap",
+            )
 
     def __str__(self) -> str:
         degrees = [
