@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 
@@ -51,10 +51,8 @@ WAYS = (
     "captured",
     "inside",
 )
-CASES = 200
 
 
-@settings(max_examples=CASES, deadline=None, derandomize=True)
 @given(
     st.lists(
         st.tuples(st.sampled_from(WAYS), st.lists(st.integers(1, 30), min_size=1, max_size=3)),

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
@@ -253,16 +253,7 @@ def operands(draw: st.DrawFn) -> list[Any]:
     return made
 
 
-CASES = 120
-
-
 @pytest.mark.slow
-@settings(
-    max_examples=CASES,
-    deadline=None,
-    suppress_health_check=[HealthCheck.too_slow],
-    derandomize=True,
-)
 @given(xs=operands(), name=st.sampled_from(list(OPERATORS)), held=st.booleans(), data=st.data())
 def test_an_opaque_operator_reads_all_tensors_it_is_given(
     xs: list[Any], name: str, held: bool, data: st.DataObject
