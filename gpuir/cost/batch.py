@@ -31,6 +31,7 @@ from gpuir.cost.tile import (
     trained,
 )
 from gpuir.cost.work import Work, stacked
+from gpuir.ir.errors import ModelError
 from gpuir.ir.notes import Bound, Cost, Tile
 from gpuir.ir.types import f32
 from gpuir.ops.kernel import KernelOp

@@ -388,7 +388,7 @@ class _Ranks:
             added = self.run("sums of gradients", p.microbatches - 1, sums, place)
             runs = (runs[0], added, *runs[1:])
         holds, taken, target = min(held, key=lambda x: available_bytes(x[2]) - x[1])
-        return _part(runs, holds, taken, target, (g,), place)
+        return _part(runs, holds, taken, target, graphs=(g,), place=place)
 
     def run(
         self, name: str, times: int, g: Graph, place: PartPlace, early: bool = True
@@ -491,7 +491,9 @@ class _Ranks:
         first, last = sorted((part % pp, (part + 1) % pp))
         machine = self.between(first, last)
         stride = (last - first if machine.kinds else 1) * self.stride
-        return collective_time("send", _nbytes(values), dtype, (2,), (stride,), machine).time_s
+        return collective_time(
+            "send", _nbytes(values), dtype, sizes=(2,), strides=(stride,), cluster=machine
+        ).time_s
 
     def between(self, first: int, last: int) -> Cluster:
         """What joins the ranks of a pipeline from one to another."""
@@ -519,8 +521,14 @@ class _Ranks:
             return 0.0
         step = self.stride * ((ranks[-1] - ranks[0]) // (len(ranks) - 1))
         machine, dtype = self.between(ranks[0], ranks[-1]), value.type.dtype
-        groups = (len(ranks),), (step,)
-        return collective_time("all_reduce", value.type.nbytes, dtype, *groups, machine).time_s
+        return collective_time(
+            "all_reduce",
+            value.type.nbytes,
+            dtype,
+            sizes=(len(ranks),),
+            strides=(step,),
+            cluster=machine,
+        ).time_s
 
     def held(
         self,
@@ -536,7 +544,8 @@ class _Ranks:
         holds = held_bytes(order, chunks)
         every = exposed([run for some in runs for run in some.values()], sums_s)
         total = sum(holds.values())
-        return _part(every, holds, total, own, [g for x in parts for g in x.graphs], place)
+        graphs = [g for x in parts for g in x.graphs]
+        return _part(every, holds, total, own, graphs=graphs, place=place)
 
     def part_bytes(self, part: PartGraphs, runs: dict[str, GraphRun], target: Target) -> PartBytes:
         """Of a part, whose graphs may have been looked at as those of another, under its names."""
@@ -562,6 +571,7 @@ def _part(
     holds: dict[MemoryKind, int],
     held_bytes: int,
     target: Target,
+    *,
     graphs: Sequence[Graph],
     place: PartPlace,
 ) -> RankPart:
@@ -571,8 +581,8 @@ def _part(
         tuple((kind, n) for kind, n in holds.items() if n),
         held_bytes,
         available_bytes(target),
-        sum(v.type.size for v in weights),
-        place.where,
+        params=sum(v.type.size for v in weights),
+        where=place.where,
     )
 
 
