@@ -46,7 +46,7 @@ from gpuir.cost.lanes import Function
 from gpuir.cost.learned import Interval, Trained
 from gpuir.cost.nest import Tiles
 from gpuir.cost.sheet import Factor, Sheet
-from gpuir.cost.tile import interval
+from gpuir.cost.tile import interval, needs
 from gpuir.cost.work import Serial, Work
 from gpuir.fit import collect, steady, timing
 from gpuir.fit import host as host_fit
@@ -390,6 +390,12 @@ def off(kernel: str) -> tuple[float, ...]:
     return tuple(np.exp(uncertainty.uncertainty(work, A100, known, "")))
 
 
+def stages(target: Any) -> float:
+    """How deep a product may be staged."""
+    work, tile = sized.gemm(64.0, 64.0, 64.0, f16), Tiles(dict.fromkeys("mnk", 32.0))
+    return next(n.has for n in needs(work, tile, target) if n.what == "stages")
+
+
 def setting_up() -> float:
     """A row of which the calls take as good as no time: none are made."""
     with pytest.MonkeyPatch.context() as patch:
@@ -466,6 +472,9 @@ PINNED: dict[str, tuple[Callable[[], Any], Any]] = {
             nest.cut(sized.pointwise(4096.0, (f32,), (f32,)), Tiles({"i": 512.0})), A100
         ).registers, 40,
     ),
+    # on sm_75, which copies through registers, and on sm_80
+    "cost.legal PLAIN_STAGES": (lambda: stages(load_target("t4")), 2),
+    "cost.legal MOST_STAGES": (lambda: stages(A100), 8),
     "cost.nest IDLE_SHARE": (lambda: nest.board_watts(A100), 300),
     # a head of 1024 cells of 2 bytes, and one cell of its values
     "cost.nest WIDEST_HEAD_BYTES": (

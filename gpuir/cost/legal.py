@@ -69,7 +69,7 @@ def needs_of(
     if block.registers is not None:
         found.append(rule("registers", block.registers, float(MOST_REGISTERS), "a thread"))
         room("register file", block.registers * block.threads, sm.registers, "a block")
-    staged = any(o.staging == "staged" for o in work.operands)
+    staged = work.is_contraction or any(o.staging == "staged" for o in work.operands)
     ahead = MOST_STAGES if copies_ahead(target) else PLAIN_STAGES
     what = "stages" if staged else "stages (this kernel has no operands to stage)"
     found.append(rule(what, tiles.stages, ahead if staged else 1.0, "deep"))
