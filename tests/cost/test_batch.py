@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from cost.works import tables
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuir.cost import sized
@@ -44,7 +44,6 @@ def assert_costed_as_alone(works, target):
 
 
 @pytest.mark.slow
-@settings(max_examples=150, deadline=None)
 @given(drawn=st.lists(tables(), min_size=1, max_size=4), target=st.sampled_from(TARGETS))
 def test_a_kernel_among_many_costs_what_it_does_alone(drawn, target):
     works = list(dict.fromkeys(work for _, *single in drawn for work in single))

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from strategies import graphs
 
 from gpuir import interp
@@ -890,7 +890,6 @@ def test_what_it_cannot_do_it_says():
 # ---------------------------------------------------------------------------- any graph
 
 
-@settings(max_examples=80)
 @given(graphs())
 def test_gradients_are_the_slopes_of_any_graph(g):
     """In f64, along one direction in which all inputs and params change at once: what the
@@ -942,7 +941,6 @@ def test_gradient_of_complex_numbers():
     agrees(b.finish([total(b, y)]), loss)
 
 
-@settings(max_examples=60)
 @given(graphs())
 def test_checkpointing_any_graph_keeps_its_gradients(g):
     g = parse(show(g).replace("f32", "f64").replace("f16", "f64"))

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from decoders import LLAMA
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from strategies import arrays, graphs
 
@@ -158,7 +158,6 @@ SHAPES = [("gpipe", 1), ("1f1b", 1), ("interleaved", 2), ("zero-bubble", 1)]
 # ---- any graph ---------------------------------------------------------------------------------
 
 
-@settings(max_examples=60, deadline=None)
 @given(graphs(), st.integers(1, 4), st.sampled_from(SHAPES), st.sampled_from([0.0, 0.5]))
 def test_any_graph_in_parts_trains_as_the_whole(g: Graph, parts: int, shape, clip: float):
     """In f64: outputs of each microbatch, gradients of inputs, sums of gradients, the update."""
@@ -211,7 +210,6 @@ def all_finite(x) -> bool:
     return all(bool(np.isfinite(np.asarray(each)).all()) for each in some)
 
 
-@settings(deadline=None)
 @given(graphs(), st.integers(1, 4))
 def test_work_is_in_one_part_and_weights_too(g: Graph, parts: int):
     """Every node but a free one is in one part; every weight is somewhere, and in one place where

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from on_ranks import cells, is_the_same, sharded
 from strategies import arrays
@@ -82,7 +82,6 @@ def values_of(g: Graph) -> dict[str, Any]:
     return {v.name: values[v.name] for v in (*g.inputs, *g.params)}
 
 
-@settings(max_examples=150)
 @given(links, links, st.booleans(), st.sampled_from(("table", "head")), st.booleans())
 def test_a_table_is_cut_behind_any_casts_and_views(
     table: list[str], head: list[str], packed: bool, first: str, trains: bool
@@ -279,9 +278,16 @@ CLASSES = {"llama": "LlamaForCausalLM", "gpt2": "GPT2LMHeadModel", "albert": "Al
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", MODELS)
-@pytest.mark.parametrize("autocast", ["", "bf16"])
-@pytest.mark.parametrize("train", [False, True])
+@pytest.mark.parametrize(
+    ("name", "autocast", "train"),
+    [
+        ("llama", "", False),
+        ("albert", "bf16", False),
+        ("llama", "bf16", True),
+        ("gpt2", "", True),
+        ("albert", "", True),
+    ],
+)
 def test_a_tied_model_is_no_slower_on_ranks(tmp_path: Path, name: str, autocast: str, train: bool):
     """It has fewer weights. A step adds the two gradients of its table up, which is allowed for."""
     pytest.importorskip("transformers", reason="pip install 'gpuir[hf]'")

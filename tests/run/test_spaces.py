@@ -26,7 +26,7 @@ from gpuir.targets.profile import under
 ENCODER = Path(__file__).parents[1] / "encoder.onnx"
 SPACE = """
 models = ["encoder.onnx"]
-dtypes = ["own", "f16", "bf16"]
+dtypes = ["own", "bf16"]
 profiles = ["ort", "compiled", "cudagraph"]
 targets = ["t4", "l4", "a30:*", "mi300x", "x86-64-v3", "h100-sxm"]
 
@@ -176,15 +176,15 @@ def killed(path, out, after):
 
 @pytest.mark.slow
 def test_a_sweep_that_is_killed_goes_on_and_loses_nothing(tmp_path):
-    path = written(tmp_path, SMALL.format(batches=[1, 2, 3]))
+    path = written(tmp_path, SMALL.format(batches=[1, 2]))
     swept(path, tmp_path / "whole")
     out = tmp_path / "killed"
     there: dict[str, int] = {}
-    for after in (0, 1, 3):
+    for after in (0, 1):
         now = killed(path, out, after)
         assert there.items() <= now.items()  # what was there is not written again
         there = now
-    done = swept(path, out, workers=2)
+    done = swept(path, out)
     assert {p.name: p.stat().st_mtime_ns for p in out.glob("part-*")}.items() >= there.items()
     assert 0 < done.there < done.points
     parts = sorted(p.name for p in out.glob("part-*"))

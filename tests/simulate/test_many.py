@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from strategies import graphs
 
@@ -71,7 +71,6 @@ def test_a_training_step_is_too():
 
 
 @pytest.mark.slow
-@settings(max_examples=60, deadline=None)
 @given(graph=graphs(), profile=st.sampled_from(PROFILES))
 def test_any_graph_is_too(graph, profile):
     try:

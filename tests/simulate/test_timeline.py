@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from calls import calls
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from timed import Timed, run, timed
 
@@ -397,7 +397,6 @@ def test_the_chain_has_no_hole(items, host, graph, into, back):
 
 
 @given(st.lists(st.tuples(times, st.floats(0.01, 1)), max_size=12), st.integers(1, 4), st.data())
-@settings(max_examples=60)
 def test_streams_keep_order_and_share_the_device(drawn, streams, data):
     items: list[Timed] = []
     for i, (time, share) in enumerate(drawn):
