@@ -59,7 +59,7 @@ seq = [16, 48]
 base = "a100"
 
 [hardware.set]
-sms = {{ from = 40, to = 139, count = 100 }}
+sms = {{ from = 40, to = 136, count = 25 }}
 dram.bytes_per_s = {{ from = 1e12, to = 3e12, count = 10 }}
 """
 
@@ -176,7 +176,7 @@ def killed(path, out, after):
 
 @pytest.mark.slow
 def test_a_sweep_that_is_killed_goes_on_and_loses_nothing(tmp_path):
-    path = written(tmp_path, SMALL.format(batches=[1, 2]))
+    path = written(tmp_path, SMALL.format(batches=[*range(1, 9)]))
     swept(path, tmp_path / "whole")
     out = tmp_path / "killed"
     there: dict[str, int] = {}
