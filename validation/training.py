@@ -223,9 +223,11 @@ def _cases(table: Table) -> Rows:
             Column("gpu", "", "target", "run.target"),
             Column("gpus", "count", "gpus", "run.gpus"),
             Column("layout", "", "layout", "run.layout"),
-            Column("seq", "count", "seq", "run.seq"),
-            Column("micro", "count", "micro", "run.micro", lambda f: str(f.run.micro or "-")),
-            Column("dtype", "", "dtype", "run.dtype"),
+            Column("seq", "count", "seq", "run.seq", drop=3),
+            Column(
+                "micro", "count", "micro", "run.micro", lambda f: str(f.run.micro or "-"), drop=1
+            ),
+            Column("dtype", "", "dtype", "run.dtype", drop=2),
             Column("measured", "s", "measured_s", "run.measured_s", digits=4),
             Column("predicted", "s", "predicted_s", "time_s", digits=4),
             number("error", field="error", form="+.1f"),

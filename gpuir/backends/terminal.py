@@ -125,9 +125,10 @@ class Page:
 
 
 def text(report: Report, layout: Terminal) -> str:
-    """A report for a terminal: an empty line between its parts."""
+    """A report for a terminal: an empty line between its parts; no table with nothing in it."""
     page = Page(layout.width, layout.color)
-    for i, part in enumerate(report.parts()):
+    parts = (x for x in report.parts() if not isinstance(x, Table) or x.rows or x.more)
+    for i, part in enumerate(parts):
         if i:
             page.line()
         page.part(part)

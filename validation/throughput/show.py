@@ -81,10 +81,8 @@ def throughputs_report(
         files = ", ".join(t.file for t in tables)
         yield Heading(f"{files}: {len(results)} cases of whole models")
         yield Notes([("", LEGEND)], 0)
-        if (found := _scores(results)).rows:
-            yield found
-        if changed := _gains(results):
-            yield changed
+        yield _scores(results)
+        yield _gains(results)
         if each:
             yield _cases(results)
         reasons = Counter(p.why.splitlines()[0] for _, p in results if p.why)
@@ -100,7 +98,7 @@ def throughputs_report(
             "predictor": BY,
             "cases": _cases(results).records(),
             "tables": _scores(results),
-            "gains": list(gains(results)),
+            "gains": gains(results),
             "files": [{"file": t.file, "rows": t.count, "skipped": t.skipped} for t in tables],
         },
     )
@@ -132,11 +130,9 @@ def _scores(results: Sequence[Result]) -> Rows:
     )
 
 
-def _gains(results: Sequence[Result]) -> Rows | None:
-    if not (found := gains(results)):
-        return None
+def _gains(results: Sequence[Result]) -> Rows:
     return Rows(
-        found,
+        gains(results),
         (
             Column("gain of", field="change"),
             Column("on", field="of"),
