@@ -9,7 +9,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from gpuir.interp import NoMeaning, cast, evaluate, run, to_type
+from gpuir.interp import NoMeaning, cast, evaluate, linalg, run, to_type
 from gpuir.interp.meanings import MEANINGS
 from gpuir.interp.scalars import FUNCTIONS, erf
 from gpuir.interp.tensor import pad
@@ -504,3 +504,12 @@ def test_lengths_may_fall_short_of_assumed_upper_bounds():
     g = b.finish([y, z])
     got = run(g, {"x": np.array([0, 3, 0, 0, 1, 0], np.float32)})
     assert got["y"].tolist() == [[1], [4]] and got["z"].tolist() == [[[1], [4]]] * 2
+
+
+def test_a_pseudoinverse_leaves_out_what_is_small_beside_the_largest():
+    x = np.diag([10.0, 0.5])
+    how = {"hermitian": False, "atol": 0.0}
+    (all_kept,) = linalg.pinv({**how, "rtol": 0.04}, x)
+    np.testing.assert_allclose(all_kept, np.diag([0.1, 2.0]))
+    (one_kept,) = linalg.pinv({**how, "rtol": 0.06}, x)
+    np.testing.assert_allclose(one_kept, np.diag([0.1, 0.0]), atol=1e-15)

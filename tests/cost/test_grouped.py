@@ -293,3 +293,10 @@ def test_launches_take_clocks():
         grouped.seconds(s, work, grouped.choose(work, target, p).take(0), target, p)
         fixed.append(float(s.values["fixed"]) - 128 * p["expert"])
     assert fixed[1] == pytest.approx(2 * fixed[0])
+
+
+def test_a_rank_has_its_part_of_the_rows():
+    """512 rows on 128 experts are four each; of two ranks with 128 experts of 256 each, two."""
+    assert kernel_of(MIX).space().dims["m"] == 4
+    two = MIX.replace("%down)", "%down, ranks=2, routed=true)")
+    assert kernel_of(two).space().dims["m"] == 2

@@ -17,6 +17,7 @@ from gpuir.fit.backtest import (
     USUAL_GPUS,
     Backtests,
     Misses,
+    _ends_elsewhere,  # pyright: ignore[reportPrivateUsage]
     held,
     interval_of,
     usual_spread,
@@ -188,3 +189,14 @@ def test_every_cost_on_a_gpu_has_an_interval():
     for name in ("a100-pcie", "l40s"):
         found = predict(ADDS, load_target(name))
         assert found.low_s[0] < found.time_s[0] < found.high_s[0]
+
+
+def test_a_gpu_with_many_rows_counts_once():
+    """Ten times as many rows of the one that varies least say nothing more of the next."""
+    draw = np.random.default_rng(5)
+    few, wide = draw.normal(0, 0.01, 2000), draw.normal(0, 0.2, 2000)
+    ends = [
+        _ends_elsewhere(np.append(np.tile(few, n), wide), np.repeat([0, 1], [2000 * n, 2000]), 0.05)
+        for n in (1, 10)
+    ]
+    assert ends[1] == pytest.approx(ends[0], rel=0.03)

@@ -10,7 +10,7 @@ import pytest
 from gpuir.interp import evaluate
 from gpuir.ir.errors import ModelError
 from gpuir.ir.graph import Value
-from gpuir.ir.types import DType, TensorType, bf16, f8e4m3, f16, f32, i64
+from gpuir.ir.types import DType, TensorType, bf16, channels_last, f8e4m3, f16, f32, i64
 from gpuir.ops import tensor as t
 
 
@@ -114,3 +114,8 @@ def test_a_window_needs_axes_to_move_along():
     ):
         with pytest.raises(ModelError, match="at least two axes"):
             op.types()
+
+
+def test_images_with_one_axis_have_channels_last_too():
+    assert channels_last(3) == (0, 2, 1) and channels_last(4) == (0, 2, 3, 1)
+    assert channels_last(2) is None

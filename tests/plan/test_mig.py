@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from itertools import product
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given, settings
@@ -324,3 +325,10 @@ def test_example_of_the_documents(monkeypatch, capsys):
     )
     exec(code, {})
     assert capsys.readouterr().out.strip().endswith(" 0")
+
+
+def test_a_model_that_does_not_keep_up_counts_for_what_it_answers():
+    some = setting(Workload("m", 0, load=Load(rate=200.0)))
+    made = Search([GpuKind("a30")], some, "throughput", requests=100, ways=("mig",))
+    late = SimpleNamespace(load=Load(rate=200.0), keeps_up=False, rate=50.0)
+    assert made._progress(0, late) == 0.25  # pyright: ignore[reportArgumentType]

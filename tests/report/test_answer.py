@@ -45,3 +45,10 @@ def test_a_step_of_many_ranks_says_where_its_graphs_are():
     assert "answer.step.parts" in e.value.fix and found.step.parts[0].runs[0].graph
     with pytest.raises(UsageError, match="of one device"):
         _ = gpuir.analyze(parse(VIEW), "a100", profile="eager").step
+
+
+def test_what_a_million_items_cost():
+    """An hour at 3.6 dollars is a tenth of a cent a second; a million of 2 ms take 2,000 s."""
+    answer = gpuir.Answer("m", "a100", batch=4, latency_s=8e-3, usd_per_hour=3.6)
+    assert answer.usd_per_million == pytest.approx(2.0)
+    assert gpuir.Answer("m", "a100", batch=4, latency_s=8e-3).usd_per_million is None
