@@ -189,11 +189,12 @@ def is_legal(work: Work, tiles: Tiles, target: Target) -> Number:
 
 
 def has_room(work: Work, tiles: Tiles, target: Target) -> Number:
-    """Whether a target has what the tiles of libraries' own kernels need. Those of attention run on
-    every GPU with as much as those of the architecture that they were made for: which instructions
-    they take and how they split is the library's business, and what we count of memory may be more
-    than they take (TensorRT-LLM's hold slices of operands)."""
-    if work.kernel != "k.attention":
+    """Whether a target has what the tiles of libraries' own kernels need. Those of products and
+    attention run on every GPU with as much as those of the architecture that they were made for:
+    which instructions they take and how they split is the library's business, and what we count of
+    memory may be more than they take (TensorRT-LLM's hold slices of operands, Tensile's share
+    registers)."""
+    if not work.is_contraction:
         return is_legal(work, tiles, target)
     fits: Number = True
     for need in needs(work, tiles, target):
