@@ -76,11 +76,11 @@ def analyze(form: str, output: Path) -> list[str]:
 WRITE_ALL = """
 import sys, gpuir
 from gpuir.backends.table import BACKENDS, FOLDERS
-from gpuir.backends.terminal import Layout
+from gpuir.backends.terminal import Terminal
 model, folder, *forms = sys.argv[1:]
 found = [gpuir.analyze(model, target="a100", dims={"batch": 1, "seq": 16})]
 for form in forms:
-    text = BACKENDS[form](found, Layout(100, file="x.svg" if form == "roofline" else ""))
+    text = BACKENDS[form](found, Terminal(100, file="x.svg" if form == "roofline" else ""))
     if form in FOLDERS:
         text = b"".join(name.encode() + data for name, data in text.files)
     open(f"{folder}/{form}", "wb").write(text if isinstance(text, bytes) else text.encode())

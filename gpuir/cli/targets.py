@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 class Targets:
     name: str | None = ask(click.argument("name", required=False))
     check: bool = option("Recompute peaks and bandwidth; exit 1 if one is doubtful.")
-    format: str = ask(options.formats("toml"))
+    format: str = ask(options.formats(["toml"]))
     settings: options.Pairs[str] = option(
         "sms=120, in SI units.", "--set", type=options.SETTING, multiple=True
     )
