@@ -107,7 +107,7 @@ class KernelExam:
 
 @request(KernelExam)
 def kernels(asked: KernelExam) -> None:
-    """KernelExam one by one: FILES are tables of measurements.
+    """Kernels one by one: FILES are tables of measurements.
 
     Tables are parquet or csv files; what they hold is told by their columns (docs/guide/eval.md).
 
