@@ -182,8 +182,12 @@ def search(
 
 def is_legal(work: Work, tiles: Tiles, target: Target) -> Number:
     """Whether each of the tiles fits its kernel and the target."""
+    return _are_met(needs(work, tiles, target))
+
+
+def _are_met(needs: Iterable[Need]) -> Number:
     fits: Number = True
-    for need in needs(work, tiles, target):
+    for need in needs:
         fits = fits & (np.asarray(need.wants) <= need.has)
     return fits
 
@@ -196,13 +200,15 @@ def has_room(work: Work, tiles: Tiles, target: Target) -> Number:
     registers)."""
     if not work.is_contraction:
         return is_legal(work, tiles, target)
-    fits: Number = True
-    for need in needs(work, tiles, target):
-        if need.of_target:
-            listed = MADE_FOR.get(need.what)
-            most = of_isa(listed, target.isa) if listed else np.inf
-            fits = fits & (np.minimum(need.wants, most) <= need.has)
-    return fits
+    asked = (need for need in needs(work, tiles, target) if need.of_target)
+    return _are_met(_as_made(need, target) for need in asked)
+
+
+def _as_made(need: Need, target: Target) -> Need:
+    """A need of no more than GPUs of the target's architecture have."""
+    if (listed := MADE_FOR.get(need.what)) is None:
+        return need
+    return replace(need, wants=np.minimum(need.wants, of_isa(listed, target.isa)))
 
 
 def needs(work: Work, tiles: Tiles, target: Target) -> tuple[Need, ...]:
