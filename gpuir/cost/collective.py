@@ -150,7 +150,7 @@ def group_of(kind: str, sizes: tuple[int, ...], strides: tuple[int, ...], c: Clu
     _, counts = np.unique(offsets // c.node_gpus, return_counts=True)
     near, nodes = int(counts.max()), len(counts)
     inside = offsets[offsets // c.node_gpus == 0] if nodes == 1 else offsets[: max(near, 1)]
-    return _group(kind, len(offsets), near, nodes, _joint(inside, c), c)
+    return _group(kind, _joint(inside, c), c, n=len(offsets), near=near, nodes=nodes)
 
 
 def _offsets(sizes: tuple[int, ...], strides: tuple[int, ...], c: Cluster) -> np.ndarray[Any, Any]:
@@ -196,8 +196,9 @@ def _by_kind(
     for (k, gpus), (ids, n) in zip(own, counts, strict=True):
         inside = gpus[gpus // k.node_gpus == ids[n.argmax()]]
         joined = k if len(own) == 1 else replace(k, fabric=_slower(k.fabric, c.fabric))
-        level = _joint(inside, k)
-        yield _group(kind, len(ranks), min(near, k.node_gpus), nodes, level, joined), joined
+        most = min(near, k.node_gpus)
+        g = _group(kind, _joint(inside, k), joined, n=len(ranks), near=most, nodes=nodes)
+        yield g, joined
 
 
 def _slower(rail: LinkLevel | None, fabric: LinkLevel | None) -> LinkLevel | None:
@@ -227,7 +228,7 @@ def _joint(inside: np.ndarray[Any, Any], c: Cluster) -> LinkLevel:
     return level
 
 
-def _group(kind: str, n: int, near: int, nodes: int, level: LinkLevel, c: Cluster) -> RankGroup:
+def _group(kind: str, level: LinkLevel, c: Cluster, *, n: int, near: int, nodes: int) -> RankGroup:
     if kind not in KINDS:
         raise ValueError(f"no collective is called {kind!r}")
     rate = level.bytes_per_s
@@ -386,7 +387,15 @@ def _message(
     source = "nccl-tests PERFORMANCE.md: bus bandwidth"
     near = s.put("wire", crossing * nbytes, "bytes", source)
     hop_s, far_hop_s = g.hop_s * g.slow, g.far_s * p["far hop"]
-    return GroupMessage(g, p, nbytes, link, near, far_s, hop_s, far_hop_s, p[how.start] * g.slow)
+    return GroupMessage(
+        *(g, p, nbytes),
+        link=link,
+        near=near,
+        far_s=far_s,
+        hop_s=hop_s,
+        far_hop_s=far_hop_s,
+        start_s=p[how.start] * g.slow,
+    )
 
 
 def _of_nccl(m: GroupMessage) -> list[CollectiveWay]:
@@ -400,14 +409,14 @@ def _of_nccl(m: GroupMessage) -> list[CollectiveWay]:
     first_s, pairs, many = m.start_s * p["pairs start"], 1 - g.ring, 1 - g.single
     direct_s = np.maximum(m.near / m.link, m.far_s) / p["LL rate"]
     beyond_s = g.far_steps * m.far_hop_s
-    direct = CollectiveWay(
-        "pairs LL", first_s, m.hop_s * p["LL hop"] + beyond_s, 0.0, direct_s, pairs
-    )
+    hops_s = m.hop_s * p["LL hop"] + beyond_s
+    direct = CollectiveWay("pairs LL", first_s, hops_s, 0.0, direct_s, there=pairs)
     rate = m.link * _where(g.single > 0, p["send rate"], p["pairs rate"])
     paired_s = np.maximum(m.near / rate, m.far_s)
     start_s = first_s + many * p["pairs start_s"] * g.slow
     ramp_s = _ramp(m, many * paired_s)
-    paired = CollectiveWay("pairs Simple", start_s, m.hop_s + beyond_s, ramp_s, paired_s, pairs)
+    hops_s = m.hop_s + beyond_s
+    paired = CollectiveWay("pairs Simple", start_s, hops_s, ramp_s, paired_s, there=pairs)
     return [low, wide, full, direct, paired]
 
 
@@ -420,8 +429,8 @@ def _of_library(m: GroupMessage) -> list[CollectiveWay]:
     start_s = m.start_s + p["two-shot start_s"] * g.slow
     close = g.peers * _where(g.nodes < 2, 1.0, 0.0)
     return [
-        CollectiveWay("one-shot", m.start_s, m.hop_s, 0.0, one_s, close),
-        CollectiveWay("two-shot", start_s, 2 * m.hop_s, _ramp(m, two_s), two_s, close),
+        CollectiveWay("one-shot", m.start_s, m.hop_s, 0.0, one_s, there=close),
+        CollectiveWay("two-shot", start_s, 2 * m.hop_s, _ramp(m, two_s), two_s, there=close),
         _ring(m, "LL", 0.0),
         _ring(m, "Simple", p["fallback start_s"] * g.slow),
     ]
@@ -434,9 +443,8 @@ def _in_switch(m: GroupMessage) -> CollectiveWay:
     transfer_s = np.maximum(m.nbytes / rate, m.far_s)
     start_s = m.start_s + p["NVLS start_s"] * g.slow
     hops_s = _far_steps(g) * m.far_hop_s
-    return CollectiveWay(
-        "NVLS Simple", start_s, hops_s, _ramp(m, transfer_s), transfer_s, g.reduces
-    )
+    ramp_s = _ramp(m, transfer_s)
+    return CollectiveWay("NVLS Simple", start_s, hops_s, ramp_s, transfer_s, there=g.reduces)
 
 
 def _ring(m: GroupMessage, protocol: str, start_s: Number) -> CollectiveWay:
@@ -447,7 +455,7 @@ def _ring(m: GroupMessage, protocol: str, start_s: Number) -> CollectiveWay:
     transfer_s = np.maximum(m.near / (m.link * share), m.far_s * p["Simple rate"] / share)
     ramp_s = 0.0 if protocol == "LL" else _ramp(m, transfer_s)
     first_s = m.start_s * _where(g.all_reduce > 0, p["all_reduce start"], 1.0) + start_s
-    return CollectiveWay(f"ring {protocol}", first_s, hops_s, ramp_s, transfer_s, g.ring)
+    return CollectiveWay(f"ring {protocol}", first_s, hops_s, ramp_s, transfer_s, there=g.ring)
 
 
 def _far_steps(g: RankGroup) -> Number:
@@ -528,7 +536,9 @@ def collective(
             found=f"ranks={ranks}, near={near}",
         )
     of = Library(library, mode or MODES[library][0], version, run)
-    return collective_time(kind, nbytes, DTYPES[dtype], sizes, strides, machine, of)
+    return collective_time(
+        kind, nbytes, DTYPES[dtype], sizes=sizes, strides=strides, cluster=machine, library=of
+    )
 
 
 def collective_time(
@@ -555,8 +565,9 @@ def collective_time(
             expected=", ".join(f"{n} {m}" for n, ms in MODES.items() for m in ms),
             fix="use nccl in the mode eager_loop",
         )
+    sizes, strides = tuple(sizes), tuple(strides)
     return _collective_time(
-        kind, float(nbytes), dtype.bits, tuple(sizes), tuple(strides), cluster, library
+        kind, float(nbytes), dtype.bits, cluster, library, sizes=sizes, strides=strides
     )
 
 
@@ -565,26 +576,27 @@ def _collective_time(
     kind: str,
     nbytes: float,
     bits: int,
-    sizes: tuple[int, ...],
-    strides: tuple[int, ...],
     cluster: Cluster,
     library: Library,
+    *,
+    sizes: tuple[int, ...],
+    strides: tuple[int, ...],
 ) -> Time:
     if prod(sizes) <= 1 or nbytes <= 0:
-        return Time(kind, nbytes, 0.0, "none", "", (), (0.0, 0.0), ())
+        return Time(kind, nbytes, 0.0, "none", "", terms=(), interval=(0.0, 0.0), unseen=())
     found: list[Time] = []
     for g, own in groups_of(kind, sizes, strides, cluster):
         if bits <= NOT_IN_SWITCH:
             g = replace(g, reduces=0.0)
-        found.append(timed(g, kind, bits, nbytes, own, library, weights()))
+        found.append(timed(g, kind, bits, nbytes, c=own, library=library))
     return max(found, key=lambda x: x.time_s)
 
 
 def timed(
-    g: RankGroup, kind: str, bits: int, nbytes: float, c: Cluster, library: Library, field: Field
+    g: RankGroup, kind: str, bits: int, nbytes: float, *, c: Cluster, library: Library
 ) -> Time:
     """The time of one group, its terms and its interval."""
-    sheet = Sheet()
+    sheet, field = Sheet(), weights()
     found = ways(sheet, g, nbytes, field.factors, library)
     total, which = chosen(found)
     way = found[int(which)]
@@ -609,11 +621,11 @@ def timed(
         time_s,
         algorithm,
         protocol,
-        tuple(terms.items()),
-        (time_s * exp(low), time_s * exp(high)),
-        field.unseen(curve),
-        tuple((name, float(sheet.values[name]), unit) for name, unit in FACTS),
-        c.assumed,
+        terms=tuple(terms.items()),
+        interval=(time_s * exp(low), time_s * exp(high)),
+        unseen=field.unseen(curve),
+        facts=tuple((name, float(sheet.values[name]), unit) for name, unit in FACTS),
+        assumed=c.assumed,
     )
 
 

@@ -35,7 +35,9 @@ def time_of(kernel: k.Collective, cluster: Cluster) -> Time:
     kind, dtype = op.carried_by, op.x.type.dtype
     # Engines decode in CUDA graphs, and no host's time is in a kernel's.
     library = Library(kernel.library, "cuda_graph") if kernel.library else NCCL
-    return collective_time(kind, nbytes, dtype, op.sizes, op.strides, cluster, library)
+    return collective_time(
+        kind, nbytes, dtype, sizes=op.sizes, strides=op.strides, cluster=cluster, library=library
+    )
 
 
 def collective_cost(kernel: k.Collective, cluster: Cluster) -> Cost:
@@ -61,8 +63,8 @@ def collective_cost(kernel: k.Collective, cluster: Cluster) -> Cost:
         BY,
         tuple(terms.items()),
         tuple(facts.items()),
-        time.interval,
-        tuple(UNSEEN[what] for what in time.unseen),
+        interval=time.interval,
+        unseen=tuple(UNSEEN[what] for what in time.unseen),
     )
 
 
