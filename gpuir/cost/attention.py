@@ -571,4 +571,4 @@ FEATURES = (
     *("log keys over reach", "masked", "narrow", "whose", "appends"),
 )
 
-FAMILY = Family("attention", FACTORS, candidates, seconds, usual, FEATURES, 0.25)
+FAMILY = Family("attention", FACTORS, candidates, seconds, usual, features=FEATURES, bound=0.25)

@@ -130,8 +130,9 @@ class Costs:
         """For so many kernels."""
         return Costs(
             *(np.zeros(count), np.zeros(count), np.zeros(count)),
-            *(np.zeros(count, np.int8), np.ones(count, np.int32)),
-            dict[int, str](),
+            bound=np.zeros(count, np.int8),
+            split=np.ones(count, np.int32),
+            failed={},
         )
 
 
@@ -309,7 +310,7 @@ def _costs(
     for i, (seconds, largest, row, between, new) in enumerate(rows):
         own = (("flops", works[i].flops), *((fact, _plain(n[i])) for fact, n in facts.items()))
         stated = tuple(zip(BOUNDS, row, strict=True))
-        yield Cost(seconds, BOUNDS[largest], BY, stated, own, between, new)
+        yield Cost(seconds, BOUNDS[largest], BY, stated, own, interval=between, unseen=new)
 
 
 # A fact of a cost, and the quantity of the sheet that it is.

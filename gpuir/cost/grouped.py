@@ -257,7 +257,9 @@ PLAIN = "experts cutlass f16"
 
 def _family(experts: Implementation) -> Family:
     name, factors = f"experts {experts.kind}", _factors(experts)
-    return Family(name, factors, candidates, seconds, choose, FEATURES, BOUND, carries=True)
+    return Family(
+        name, factors, candidates, seconds, choose, features=FEATURES, bound=BOUND, carries=True
+    )
 
 
 FAMILIES: dict[str, Family] = {family.name: family for family in map(_family, measured())}

@@ -45,8 +45,8 @@ def host_cost(x: Hosted, target: Target, profile: Profile) -> Cost:
     time_s = max(terms["compute"], terms["memory"]) + terms["latency"]
     bound = max(terms, key=terms.__getitem__)
     facts = (("copied_bytes", float(x.moved)), ("copies", float(x.copies)))
-    by = fallback.uncertainty
-    return Cost(time_s, bound, ON_HOST, tuple(terms.items()), facts, (time_s / by, time_s * by))
+    between = time_s / fallback.uncertainty, time_s * fallback.uncertainty
+    return Cost(time_s, bound, ON_HOST, tuple(terms.items()), facts, interval=between)
 
 
 def hosted(g: Graph, missing: Collection[Loc]) -> dict[Value, Hosted]:

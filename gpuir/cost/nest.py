@@ -126,7 +126,9 @@ def cut(work: Work, tiles: Tiles, s: Sheet | None = None) -> TiledNest:
     steps = xp.ceil(product(counts[d] for d in work.reduced) / tiles.split)
     steps = s.put("steps a block", steps)
     step_points = s.put("points a step", product(sizes.values()))
-    return TiledNest(work, tiles, sizes, counts, blocks, steps, step_points)
+    return TiledNest(
+        work, tiles, sizes, counts, blocks=blocks, steps=steps, step_points=step_points
+    )
 
 
 # ---------------------------------------------------------------------------- blocks on an SM

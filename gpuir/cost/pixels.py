@@ -81,18 +81,18 @@ def _resized(op: t.Resize, x: TensorType, y: TensorType, release: str) -> Thread
             return Threads(cells, 1.0, 54.0, 1.0, BLOCK)
         if flat:
             return Threads(_tiled(y), 1.0, 21.0, 1.0, BLOCK)
-        return Threads(_warps(channels * count), float(images), 21.0, 1.0, BLOCK, 33.0)
+        return Threads(_warps(channels * count), float(images), 21.0, 1.0, BLOCK, once=33.0)
     if op.mode == "linear":
         if last and channels >= LAST_CHANNELS:
             return Threads(cells, 1.0, 76.0, 2.0, BLOCK)
         taps = 2 ** len(places)
         clocks = max(1.5 * taps, _lines(op, x, taps))
         block = VOLUME_BLOCK if len(places) == 3 else BLOCK
-        return Threads(_warps(count), turns, clocks, 2.0, block, 130.0)
+        return Threads(_warps(count), turns, clocks, 2.0, block, once=130.0)
     clocks = max(20.0, _lines(op, x, 16))
     if count <= FEW_PLACES and _is_from(release, "2.12"):
         return Threads(turns * _warps(count), 1.0, clocks + 150.0, 4.0, BLOCK)
-    return Threads(_warps(count), turns, clocks, 4.0, BLOCK, 400.0)
+    return Threads(_warps(count), turns, clocks, 4.0, BLOCK, once=400.0)
 
 
 def _tiled(y: TensorType) -> float:
@@ -130,11 +130,11 @@ def _gradient(op: t.ResizeGradient, y: TensorType) -> Threads:
             return Threads(_warps(y.size), 1.0, 110.0, 1.0, BLOCK)
         return Threads(_warps(y.size // max(images, 1)), float(images), 62.0, 1.0, BLOCK)
     if op.mode == "cubic" and not op.antialias:
-        return Threads(_warps(prod(places)), turns, ADD_CLOCKS * 16, 1.0, BLOCK, 400.0)
+        return Threads(_warps(prod(places)), turns, ADD_CLOCKS * 16, 1.0, BLOCK, once=400.0)
     if not flat:
         adds = ADD_CLOCKS * 2 ** len(places)
         block = SAMPLER_BLOCK if len(places) == 3 else BLOCK
-        return Threads(_warps(prod(places)), turns, adds, 1.0, block, 400.0)
+        return Threads(_warps(prod(places)), turns, adds, 1.0, block, once=400.0)
     taps = _antialiased_taps(op.direct()) if op.antialias else 4.0
     return Threads(_warps(dy.size), 1.0, 40.0 + 9.0 * taps, 1.0, BLOCK)
 
@@ -167,7 +167,8 @@ def _pooled(op: k.Pool) -> Threads | None:
         warps = _rows(y) if volumes else _warps(y.size)
         return Threads(warps, 1.0, 20.0 + 15.2 * taps, 1.0, BLOCK) if last else None
     if pool.adaptive:
-        return _planes(y, len(pool.window), last and not volumes, 85.0, 3.9, taps)
+        last = last and not volumes
+        return _planes(y, len(pool.window), taps, own=85.0, each=3.9, last=last)
     if volumes:  # packed, however the operand lies
         return Threads(_rows(y), 1.0, 75.0 + 3.45 * taps, 1.0, float(PLANE_ROWS))
     each = 170.0 + 3.4 * taps if last else 75.0 + 3.45 * taps
@@ -179,7 +180,9 @@ def _rows(y: TensorType) -> float:
     return float(prod(y.shape[:-1]) * ceil(y.shape[-1] / WARP))
 
 
-def _planes(y: TensorType, axes: int, last: bool, own: float, each: float, taps: float) -> Threads:
+def _planes(
+    y: TensorType, axes: int, taps: float, *, own: float, each: float, last: bool = False
+) -> Threads:
     """Adaptive pools: blocks of rows of 32 threads for each channel of each image, and each of a
     volume's; what has one axis is an image of one row."""
     if last:
@@ -218,9 +221,9 @@ def _routine(op: t.Routine) -> Threads | None:
             sizes = zip(x.shape[-axes:], y.shape[-axes:], strict=True)
             taps = prod(max(1.0, a / b) + (1.0 if a % b else 0.0) for a, b in sizes)
             if attrs["fn"] == "max":  # of packed images, whatever they were
-                return _planes(y, axes, False, 100.0, 4.5, taps)
+                return _planes(y, axes, taps, own=100.0, each=4.5)
             last = x.is_channels_last and x.rank == 4
-            return _planes(y, axes, last, 85.0, 3.9, taps)
+            return _planes(y, axes, taps, own=85.0, each=3.9, last=last)
         case "roi_align":
             samples = op.work / max(8.0 * y.size, 1.0)
             return Threads(_warps(y.size), 1.0, 40.0 + 40.0 * samples, 1.0, BLOCK)

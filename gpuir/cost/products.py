@@ -50,7 +50,7 @@ def roles_of(work: Work) -> Roles | None:
     batch = tuple(d for d in work.grid if d not in rows + columns)
     if not (rows and columns):
         return None
-    return Roles(batch, rows, columns, work.reduced, left, right)
+    return Roles(batch, rows, columns, work.reduced, left=left, right=right)
 
 
 def is_product(work: Work, target: Target) -> bool:

@@ -149,7 +149,8 @@ def _lookup(node: Node, op: t.Gather) -> Lookup:
         return Lookup(_row(op), table, again=max(0.0, fetched - table))
     even = _named(replace(op, spread="uniform"), fetched)[0]
     again = max(0.0, fetched - named)
-    return Lookup(_row(op), table, again, named, missed, max(0.0, even - named))
+    fewer = max(0.0, even - named)
+    return Lookup(_row(op), table, again, named=named, missed=missed, fewer=fewer)
 
 
 def _named(op: t.Gather, fetched: float) -> tuple[float, tuple[float, ...]]:
@@ -450,7 +451,8 @@ def _experts(op: k.Experts) -> Work:
     stored = op.stored
     weight = max(stored, key=lambda v: v.type.size).type.dtype
     work = mixture(
-        *(tokens, hidden, mix.inter, topk, mix.up.type.shape[0] * mix.ranks, op.compute_dtype),
+        *(tokens, hidden, mix.inter, topk, mix.up.type.shape[0] * mix.ranks),
+        dtype=op.compute_dtype,
         weight=weight,
         gated=mix.is_gated,
         ranks=mix.ranks,

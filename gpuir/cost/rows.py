@@ -310,4 +310,4 @@ FEATURES = (
     f"rows start inside {LINE_BYTES} bytes",
 )
 
-FAMILY = Family("rows", FACTORS, candidates, seconds, choose, FEATURES, 0.2)
+FAMILY = Family("rows", FACTORS, candidates, seconds, choose, features=FEATURES, bound=0.2)

@@ -502,4 +502,4 @@ def _believed(
     return _where(far | few, own_s.argmin(axis=-1), best)
 
 
-FAMILY = Family("simt", FACTORS, candidates, seconds, choose, FEATURES, BOUND)
+FAMILY = Family("simt", FACTORS, candidates, seconds, choose, features=FEATURES, bound=BOUND)

@@ -170,7 +170,8 @@ def shape_of(
     widest = window[0] if window else 1
     for extent in window[1:]:
         widest = np.maximum(widest, extent)
-    return ConvShape(product(size), product(window), widest, stride, dilation, transposed)
+    cells, taps = product(size), product(window)
+    return ConvShape(cells, taps, widest, stride, dilation, transposed=transposed)
 
 
 def conv(

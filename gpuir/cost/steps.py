@@ -176,9 +176,8 @@ def _selected(rows: float, length: float, k: float, cell: float) -> tuple[Routin
     alone = ceil(bits / SELECT_BITS) + 2
     steps = ceil(length / 1024) * WARP_CLOCKS + SELECT_CLOCKS
     waves = ceil(rows / 128)  # blocks of 1024 threads, one or two an SM: assumed
-    one = RoutineWay(
-        keys * cell * alone + found, 1.0, rows, alone * steps * waves, keys * alone * 6
-    )
+    clocks = alone * steps * waves
+    one = RoutineWay(keys * cell * alone + found, 1.0, rows, clocks, ops=keys * alone * 6)
     shared = ceil(bits / SHARED_SELECT_BITS)
     launches = 2.0 * shared + 4
     many = RoutineWay(keys * cell * (shared + 2) + found, launches, ops=keys * (shared + 2) * 8)
@@ -188,12 +187,12 @@ def _selected(rows: float, length: float, k: float, cell: float) -> tuple[Routin
 def _after(first: RoutineWay, then: RoutineWay) -> RoutineWay:
     """One after the other."""
     return RoutineWay(
-        first.moved + then.moved,
-        first.launches + then.launches,
-        first.blocks,
-        first.clocks + then.clocks,
-        first.ops + then.ops,
-        first.products + then.products,
+        moved=first.moved + then.moved,
+        launches=first.launches + then.launches,
+        blocks=first.blocks,
+        clocks=first.clocks + then.clocks,
+        ops=first.ops + then.ops,
+        products=first.products + then.products,
     )
 
 

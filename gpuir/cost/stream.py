@@ -268,4 +268,4 @@ FEATURES = (
     "a cell at a time",
 )
 
-FAMILY = Family("stream", FACTORS, candidates, seconds, choose, FEATURES, 0.2)
+FAMILY = Family("stream", FACTORS, candidates, seconds, choose, features=FEATURES, bound=0.2)

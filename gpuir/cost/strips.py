@@ -118,11 +118,11 @@ class RanKernel:
     """Which of a library's kernels ran: 1 or 0, by shape."""
 
     single: Number  # that of one query a sequence; TensorRT-LLM takes a first token for a prompt
-    lanes: Number  # TensorRT-LLM's without matrix instructions
-    xqa: Number  # its other of one query
-    whole: Number  # one that does all a call does: these two
-    synchronous: Number  # of the generation before, where TensorRT-LLM generates none for a head
     packed: Number  # whose strips also take the heads that share keys
+    lanes: Number = 0.0  # TensorRT-LLM's without matrix instructions
+    xqa: Number = 0.0  # its other of one query
+    whole: Number = 0.0  # one that does all a call does: these two
+    synchronous: Number = 0.0  # of the generation before: TensorRT-LLM generates none for a head
 
 
 def ran(work: Work, target: Target, xp: Any) -> RanKernel:
@@ -139,16 +139,16 @@ def ran(work: Work, target: Target, xp: Any) -> RanKernel:
         if own == "" and not has_clusters(target):
             packed = single * (1 - heads_of(work).windowed)
         packed = 0.0 if is_efficient(work, target) else packed
-        return RanKernel(single, 0.0, 0.0, 0.0, 0.0, packed)
+        return RanKernel(single, packed)
     single = single * xp.where(keys > 1, 1.0, 0.0)
     if is_blackwell(work, target):
         odd = xp.where(head - 16 * xp.floor(head / 16) > 0, 1.0, 0.0)
-        return RanKernel(single, 0.0, 0.0, 0.0, odd, single)
+        return RanKernel(single, packed=single, synchronous=odd)
     whole = single * xp.where(head > LATENT_HEAD, 0.0, 1.0)
     blocks = key_heads(work) * xp.maximum(xp.floor(keys / XQA_KEYS), 1.0)
     few = xp.where(XQA_LEAST * blocks < target.sms, 1.0, 0.0)
     lanes = whole * xp.where(group < 2, 1.0, xp.where(group > XQA_HEADS, 1.0, few))
-    return RanKernel(single, lanes, whole - lanes, whole, 0.0, single - lanes)
+    return RanKernel(single, packed=single - lanes, lanes=lanes, xqa=whole - lanes, whole=whole)
 
 
 @dataclass(frozen=True)
@@ -184,14 +184,14 @@ def usual(work: Work, target: Target, p: Mapping[str, Number]) -> Tiles:
     x = Shape(
         work,
         target,
-        keys,
-        np.asarray(heads.head, float),
-        group,
-        np.asarray(heads.reach),
-        np.asarray(work.extents["s"] * share),
-        work.extents["b"] * work.extents["h"] / share,
-        (np.asarray(work.extents["s"]) < 2) & (keys > 1),
-        (np.asarray(work.density) < 1) & ~windowed,
+        keys=keys,
+        head=np.asarray(heads.head, float),
+        group=group,
+        reach=np.asarray(heads.reach),
+        rows=np.asarray(work.extents["s"] * share),
+        heads=work.extents["b"] * work.extents["h"] / share,
+        single=(np.asarray(work.extents["s"]) < 2) & (keys > 1),
+        causal=(np.asarray(work.density) < 1) & ~windowed,
     )
     if is_efficient(work, target):
         cut = _of_efficient(x)

@@ -72,4 +72,6 @@ def seconds(s: Sheet, work: Work, tiles: Tiles, target: Target, p: Mapping[str, 
     return replace(terms, latency=terms.latency + copied)
 
 
-FAMILY = Family("tensile", FACTORS, candidates, seconds, choose, simt.FEATURES, simt.BOUND)
+FAMILY = Family(
+    "tensile", FACTORS, candidates, seconds, choose, features=simt.FEATURES, bound=simt.BOUND
+)

@@ -492,4 +492,4 @@ def choose(work: Work, target: Target, p: Mapping[str, Number]) -> Tiles:
     return Tiles(dims, taken(stages), taken(warps), np.asarray(chosen, float).reshape(size))
 
 
-FAMILY = Family("tensor", FACTORS, candidates, seconds, choose, FEATURES, BOUND)
+FAMILY = Family("tensor", FACTORS, candidates, seconds, choose, features=FEATURES, bound=BOUND)

@@ -292,5 +292,5 @@ def cost_of(work: Work, tile: Tile, target: Target) -> Cost:
     facts += tuple(
         (fact, plain(s.values[name])) for fact, name in FACT_NAMES.items() if name in s.values
     )
-    low, high = interval(work, target, time_s)
-    return Cost(time_s, max(terms, key=lambda t: t[1])[0], BY, terms, facts, (low, high))
+    bound = max(terms, key=lambda t: t[1])[0]
+    return Cost(time_s, bound, BY, terms, facts, interval=interval(work, target, time_s))
