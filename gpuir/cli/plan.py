@@ -252,11 +252,13 @@ class _Graphs:
 
     def _model(self, again: bool) -> Graph:
         import gpuir
+        from gpuir.passes.math import run_under
 
         how = self.asked.loading.options(self.asked.loaded)
         if again:
             how["checkpoint"] = RECOMPUTED
-        return gpuir.load(self.asked.model, warn=once(self.warnings), **self.stack, **how)
+        g = gpuir.load(self.asked.model, warn=once(self.warnings), **self.stack, **how)
+        return run_under(g, **self.stack)
 
     def _part(self, again: bool, microbatches: int) -> Graph:
         from gpuir.passes.microbatch import Microbatch

@@ -202,6 +202,14 @@ def test_a_search_of_something_else_does_not_go_on(kept: Path, args, expected: s
     assert f"  expected: {expected}\n  found:    {found}\n  fix:      --resume" in refused.stderr
 
 
+def test_inference_under_another_profile_is_another_search(tmp_path: Path):
+    args = ["plan", str(ENCODER), "--cluster", CLUSTER, "--dims", "batch=4,seq=32", "--tp", "1"]
+    args += ["--pp", "1", "--microbatch", "1", "--resume", str(tmp_path / "plan.db")]
+    assert CliRunner().invoke(main, [*args, "--profile", "ort"]).exit_code == 0
+    refused = CliRunner().invoke(main, [*args, "--profile", "tensorrt"])
+    assert refused.exit_code == 2 and "expected: --profile tensorrt" in refused.stderr
+
+
 @pytest.mark.parametrize(
     ("what", "by"),
     [
