@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from gpuir.backends.plans.record import TrainingPlan
@@ -34,11 +34,12 @@ def best_of(found: FoundChoices) -> Tried:
     return found.best[0]
 
 
-def chosen(found: FoundChoices, form: str, batch: int, model: str, cluster: str) -> str:
+def chosen(found: FoundChoices, form: str) -> str:
     """The best plan in one of the forms of `PLAN_FORMATS`."""
-    best = best_of(found).choice
+    best = best_of(found)
+    a, choice = best.answer, best.choice
     return PLAN_FORMATS[form](
-        TrainingPlan(best.parallel, batch, model, cluster, recompute=best.recompute)
+        TrainingPlan(choice.parallel, a.items, a.model, a.cluster, recompute=choice.recompute)
     )
 
 
@@ -48,7 +49,6 @@ class SearchReport:
 
     found: FoundChoices
     model: ModelBounds
-    name: str
     cluster: Cluster
     price: Price | None
 
@@ -59,7 +59,7 @@ def plan_report(s: SearchReport, count: int) -> Report:
         "gpuir.plans/1",
         lambda: _parts(s, count),
         lambda: {
-            "model": s.name,
+            "model": s.model.model,
             "cluster": s.cluster.name,
             "gpus": s.model.gpus,
             "batch": s.model.batch,
@@ -75,27 +75,32 @@ def _plans(s: SearchReport) -> Table:
     return Table(
         s.found.tried,
         (
-            *fields("why mfu held_bytes kernels_s exposed_s idle_s interval tp_shared"),
-            Column(field="time_s", value=lambda x: x.time_s if x.time_s < float("inf") else None),
+            *fields("why", "answer"),
+            *fields("mfu"),
+            Column(field="held_bytes", value="answer.reserved_bytes"),
+            *fields("kernels_s exposed_s idle_s"),
+            *fields("interval", "answer"),
+            *fields("tp_shared"),
+            Column(field="time_s", value="answer.latency_s"),
             Column(field="parallel", value="choice.parallel", inline=True),
             *fields("recompute", "choice"),
         ),
-        {"model": s.name, "cluster": s.cluster.name},
+        {"model": s.model.model, "cluster": s.cluster.name},
     )
 
 
 def _parts(s: SearchReport, count: int) -> Iterator[Part]:
-    yield Heading(f"{s.name} on {s.cluster.gpus:,} GPUs of {s.cluster.name}")
+    yield Heading(f"{s.model.model} on {s.cluster.gpus:,} GPUs of {s.cluster.name}")
     yield Notes(list(_head(s)))
     yield Table(
         s.found.best,
         (
-            Column("step", "s", "time_s"),
+            Column("step", "s", value="answer.latency_s"),
             Column("MFU", "%", "mfu"),
             Column("kernels", "s", "kernels_s", drop=1),
             Column("exposed", "s", "exposed_s", drop=3),
             Column("waits", "s", "idle_s", drop=2),
-            Column("memory", "bytes", "held_bytes"),
+            Column("memory", "bytes", value="answer.reserved_bytes"),
             Column("plan", "", "choice"),
         ),
         top=count,
@@ -106,16 +111,17 @@ def _parts(s: SearchReport, count: int) -> Iterator[Part]:
 
 
 def _head(s: SearchReport) -> Iterator[tuple[str, str]]:
-    found, best, batch = s.found, best_of(s.found), s.model.batch
+    found, best = s.found, best_of(s.found)
+    a = best.answer
     yield "best", str(best.choice)
-    speed = f"{rate(batch / best.time_s)} items a second, {percent(best.mfu, 1)} MFU"
-    yield "step", f"{quantity(best.time_s, 's', 4)} of {batch:,} items: {speed}"
-    if best.interval is not None:
-        low, high = (quantity(end, "s") for end in best.interval)
+    speed = f"{rate(a.items_per_s)} items a second, {percent(best.mfu, 1)} MFU"
+    yield "step", f"{quantity(a.latency_s, 's', 4)} of {a.items:,} items: {speed}"
+    if a.interval is not None:
+        low, high = (quantity(end, "s") for end in a.interval)
         yield "interval", f"{low} to {high} in 80 % of cases"
     if s.price is not None:
         usd = s.price.usd_per_hour * s.model.gpus
-        million = usd / 3600 * best.time_s / batch * 1e6
+        million = replace(a, usd_per_hour=usd).usd_per_million
         yield "money", f"{usd:,.2f} USD an hour, {million:,.2f} a million items ({s.price})"
     if best.tp_shared is not None:
         yield "tp cuts", f"{best.tp_shared}, by bytes and by flops"
@@ -126,9 +132,10 @@ def _head(s: SearchReport) -> Iterator[tuple[str, str]]:
 
 def _example(found: FoundChoices, why: str) -> str:
     """The one of those that lost so that would have been quickest."""
-    x = min((x for x in found.tried if x.why == why), key=lambda x: x.time_s)
+    x = min((x for x in found.tried if x.answer.why == why), key=lambda x: x.answer.latency_s)
+    a = x.answer
     if why.startswith("memory"):
-        return f"; the quickest of them takes {quantity(x.held_bytes, 'bytes')}: {x.choice}"
+        return f"; the quickest of them takes {quantity(a.reserved_bytes, 'bytes')}: {x.choice}"
     if why.startswith("time"):
-        return f"; the quickest of them takes {quantity(x.time_s, 's')} at least: {x.choice}"
+        return f"; the quickest of them takes {quantity(a.latency_s, 's')} at least: {x.choice}"
     return f": {x.choice}"

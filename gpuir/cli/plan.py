@@ -20,7 +20,7 @@ from gpuir.cli.simulate import PLANS, few_cut
 if TYPE_CHECKING:
     from gpuir.ir.graph import Graph
     from gpuir.plan.parallel import Choice, ModelBounds, Tried
-    from gpuir.simulate.step import Step
+    from gpuir.report.answer import Answer
     from gpuir.targets.cluster import Cluster
     from gpuir.targets.prices import Price
 
@@ -130,7 +130,7 @@ def command(asked: Plans) -> None:
     choices = choices_of(whole, model, degrees, again)
     warnings += left_out(model, degrees)
 
-    def simulate(choice: Choice) -> Step:
+    def simulate(choice: Choice) -> Answer:
         note(f"{choice}")
         return graphs.step(choice)
 
@@ -151,11 +151,10 @@ def command(asked: Plans) -> None:
     for text in warnings:
         warn(text)
     if asked.format in PLANS:
-        text = chosen(found, asked.format, model.batch, whole.name, machine.name)
-        emit(text, asked.output)
+        emit(chosen(found, asked.format), asked.output)
     else:
         show(
-            plan_report(SearchReport(found, model, whole.name, machine, price), asked.best),
+            plan_report(SearchReport(found, model, machine, price), asked.best),
             asked.format,
             asked.width,
             asked.output,
@@ -212,6 +211,7 @@ def measured(g: Graph, machine: Cluster, batch: int | None) -> ModelBounds:
     from gpuir.run.ranks import product_dtype
     from gpuir.simulate.memory import available_bytes
     from gpuir.simulate.step import model_flops
+    from gpuir.targets.profile import profile_of
 
     if batch is None:
         raise UsageError(
@@ -225,6 +225,10 @@ def measured(g: Graph, machine: Cluster, batch: int | None) -> ModelBounds:
         if role in sizes:
             sizes[role] += v.type.nbytes
     return ModelBounds(
+        model=g.name,
+        target=", ".join(target.name for target in targets),
+        profile=profile_of(g).name,
+        cluster=machine.name,
         flops=model_flops(g),
         weight_bytes=sizes["weight"],
         state_bytes=sizes["optimizer"],
@@ -265,7 +269,7 @@ class _Graphs:
 
         return Microbatch(microbatches).run(self.model(again))
 
-    def step(self, choice: Choice) -> Step:
+    def step(self, choice: Choice) -> Answer:
         import gpuir
 
         return gpuir.simulate_ranks(
@@ -275,4 +279,4 @@ class _Graphs:
             predictor=self.predictor,
             common=self.common,
             **self.stack,
-        ).step
+        )

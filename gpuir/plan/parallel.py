@@ -7,12 +7,13 @@ import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from math import inf, isqrt
+from math import inf, isnan, isqrt, nan
 from typing import Any
 
 from gpuir.ir.errors import GpuirError, UsageError
+from gpuir.report.answer import Answer
 from gpuir.simulate.parallel import Parallel
-from gpuir.simulate.step import SharedByTp, Step
+from gpuir.simulate.step import SharedByTp
 
 MICROBATCH = (1, 2, 4, 8)  # sequences of a rank that are tried
 INTERLEAVED = 2  # chunks a rank that are tried beside one
@@ -58,8 +59,13 @@ class ModelBounds:
     """What bounds need of a model: flops of a step's products, bytes of weights and of the
     optimizer's states, the items of a batch; and of the GPUs: how many, how many share the fastest
     links, the peak of one, what one has for allocations. Where they are not `alike`, both are those
-    of the GPU with most, and what one choice takes on its GPUs bounds no other."""
+    of the GPU with most, and what one choice takes on its GPUs bounds no other. The rest are names.
+    """
 
+    model: str
+    target: str
+    profile: str
+    cluster: str
     flops: float
     weight_bytes: int
     state_bytes: int
@@ -70,16 +76,32 @@ class ModelBounds:
     available_bytes: int
     alike: bool = True
 
+    def left_out(
+        self, choice: Choice, why: str, least_s: float = nan, least_bytes: int = 0
+    ) -> Tried:
+        """A choice that was not simulated, and the least that it takes; or one that cannot be."""
+        answer = Answer(
+            self.model,
+            self.target,
+            self.profile,
+            batch=self.batch,
+            latency_s=least_s,
+            reserved_bytes=least_bytes,
+            available_bytes=self.available_bytes,
+            why=why,
+            cluster=self.cluster,
+            plan=str(choice.parallel),
+        )
+        return Tried(choice, answer)
+
 
 @dataclass(frozen=True)
 class Tried:
-    """What a step of a choice comes to. `why` says why it cannot be, or that it was not simulated:
-    its time and memory are then the least that they can be."""
+    """What a step of a choice comes to. `why` of its answer says why it cannot be, or that it was
+    not simulated: the time and the memory are then the least that they can be."""
 
     choice: Choice
-    time_s: float
-    held_bytes: int
-    why: str = ""
+    answer: Answer
     mfu: float = 0.0
     kernels_s: float = 0.0
     exposed_s: float = 0.0
@@ -87,12 +109,11 @@ class Tried:
     microbatch_s: float = 0.0
     waits_s: float = 0.0
     activations: int = 0
-    interval: tuple[float, float] | None = None
     tp_shared: SharedByTp | None = None
 
     @property
     def wins(self) -> bool:
-        return not self.why
+        return not self.answer.why
 
 
 @dataclass(frozen=True)
@@ -111,7 +132,7 @@ class FoundChoices:
     @property
     def reasons(self) -> list[tuple[str, int]]:
         """Why choices lost, and how many each, the most first."""
-        return Counter(x.why for x in self.tried if x.why).most_common()
+        return Counter(x.answer.why for x in self.tried if not x.wins).most_common()
 
 
 def space(
@@ -235,7 +256,7 @@ def least_s(choice: Choice, model: ModelBounds, known: Iterable[Tried] = ()) -> 
 def search(
     choices: Iterable[Choice],
     model: ModelBounds,
-    simulate: Callable[[Choice], Step],
+    simulate: Callable[[Choice], Answer],
     *,
     exhaustive: bool = False,
     known: Mapping[str, Tried] | None = None,
@@ -254,7 +275,8 @@ def search(
     for choice in choices:
         held = least_bytes(choice, model)
         if held > model.available_bytes and not exhaustive:
-            found.append(Tried(choice, least_s(choice, model), held, "memory: weights and states"))
+            why = "memory: weights and states"
+            found.append(model.left_out(choice, why, least_s(choice, model), held))
         else:
             left.append(choice)
     simulated = kept = 0
@@ -272,7 +294,7 @@ def search(
         tried = (known or {}).get(str(choice))
         simulated += 1
         if tried is None:
-            tried = _tried(choice, simulate)
+            tried = _tried(choice, model, simulate)
             done(tried)
         else:
             kept += 1
@@ -281,18 +303,23 @@ def search(
         least = least_s(choice, model, found)
         waits = least_s(without_waits(choice), model, found) <= quickest_of(found)
         why = "time: bubble of the pipeline" if waits else "time: kernels alone take longer"
-        found.append(Tried(choice, least, least_bytes(choice, model), why))
-    ordered = sorted(found, key=lambda x: (bool(x.why), x.time_s))
+        found.append(model.left_out(choice, why, least, least_bytes(choice, model)))
+    ordered = sorted(found, key=lambda x: (not x.wins, _seconds(x)))
     return FoundChoices(tuple(ordered), simulated, kept)
 
 
 def _too_full(choice: Choice, model: ModelBounds, known: Sequence[Tried]) -> Tried:
     why = "memory: activations, as similar plans showed"
-    return Tried(choice, least_s(choice, model, known), least_bytes(choice, model, known), why)
+    least = least_s(choice, model, known)
+    return model.left_out(choice, why, least, least_bytes(choice, model, known))
 
 
 def quickest_of(found: Iterable[Tried]) -> float:
-    return min((x.time_s for x in found if x.wins), default=inf)
+    return min((x.answer.latency_s for x in found if x.wins), default=inf)
+
+
+def _seconds(x: Tried) -> float:
+    return inf if isnan(x.answer.latency_s) else x.answer.latency_s
 
 
 def without_waits(choice: Choice) -> Choice:
@@ -300,25 +327,22 @@ def without_waits(choice: Choice) -> Choice:
     return replace(choice, parallel=replace(choice.parallel, schedule="zero-bubble"))
 
 
-def _tried(choice: Choice, simulate: Callable[[Choice], Step]) -> Tried:
+def _tried(choice: Choice, model: ModelBounds, simulate: Callable[[Choice], Answer]) -> Tried:
     try:
-        step = simulate(choice)
+        found = simulate(choice)
     except GpuirError as error:
-        return Tried(choice, inf, 0, f"cannot be split: {str(error).splitlines()[0]}")
-    full = step.fullest
+        return model.left_out(choice, f"cannot be split: {str(error).splitlines()[0]}")
+    step, why = found.step, "" if found.fits else "memory: activations, with weights and states"
     return Tried(
         choice,
-        step.time_s,
-        full.held_bytes,
-        why="" if full.fits else "memory: activations, with weights and states",
+        replace(found, batch=model.batch, why=why, over=None),
         mfu=step.mfu,
         kernels_s=step.slowest.kernels_s,
         exposed_s=step.exposed_s,
         idle_s=step.idle_s,
         microbatch_s=step.microbatch_s,
         waits_s=step.waits_s,
-        activations=dict(full.holds).get("activations", 0),
-        interval=step.interval,
+        activations=dict(step.fullest.holds).get("activations", 0),
         tp_shared=step.tp_shared,
     )
 
@@ -328,9 +352,7 @@ def _tried(choice: Choice, simulate: Callable[[Choice], Step]) -> Tried:
 
 def written(tried: Tried) -> str:
     """A choice that was simulated, as JSON."""
-    record = asdict(tried)
-    record["time_s"] = None if tried.time_s == inf else tried.time_s
-    return json.dumps(record)
+    return json.dumps(asdict(tried))
 
 
 def read(texts: Mapping[str, str], where: str) -> dict[str, Tried]:
@@ -338,20 +360,7 @@ def read(texts: Mapping[str, str], where: str) -> dict[str, Tried]:
     found: dict[str, Tried] = {}
     for name, text in texts.items():
         try:
-            raw: dict[str, Any] = json.loads(text)
-            choice = raw.pop("choice")
-            interval = raw.pop("interval")
-            time_s = raw.pop("time_s")
-            shared = raw.pop("tp_shared")
-            why = raw.pop("why")
-            found[name] = Tried(
-                choice=Choice(Parallel(**choice["parallel"]), choice["recompute"]),
-                time_s=inf if time_s is None else float(time_s),
-                why=str(why),
-                interval=None if interval is None else (float(interval[0]), float(interval[1])),
-                tp_shared=None if shared is None else SharedByTp(**shared),
-                **{key: x + 0 for key, x in raw.items()},  # TypeError where one is no number
-            )
+            found[name] = _read(json.loads(text))
             if name != str(found[name].choice):
                 raise ValueError
         except (ValueError, KeyError, TypeError, AttributeError, UsageError) as error:
@@ -362,3 +371,17 @@ def read(texts: Mapping[str, str], where: str) -> dict[str, Tried]:
                 fix="use another file, or delete this one",
             ) from error
     return found
+
+
+def _read(raw: dict[str, Any]) -> Tried:
+    choice, answer, shared = (raw.pop(name) for name in ("choice", "answer", "tp_shared"))
+    numbers = ("latency_s", "reserved_bytes", "available_bytes")
+    given: dict[str, Any] = answer | {name: answer[name] + 0 for name in numbers}
+    if answer["interval"] is not None:
+        given["interval"] = tuple(map(float, answer["interval"]))
+    return Tried(
+        Choice(Parallel(**choice["parallel"]), choice["recompute"]),
+        Answer(**given | {"dims": (), "why": str(answer["why"])}),
+        tp_shared=None if shared is None else SharedByTp(**shared),
+        **{key: x + 0 for key, x in raw.items()},  # TypeError where one is no number
+    )

@@ -32,12 +32,12 @@ def training() -> gpuir.Graph:
 @pytest.fixture(scope="module")
 def steps(training: gpuir.Graph):
     """Steps by choice, each simulated once."""
-    known: dict[Choice, gpuir.Step] = {}
+    known: dict[Choice, gpuir.Answer] = {}
 
-    def simulate(choice: Choice) -> gpuir.Step:
+    def simulate(choice: Choice) -> gpuir.Answer:
         if choice not in known:
             g = Microbatch(choice.parallel.microbatches).run(training)
-            known[choice] = gpuir.simulate_ranks(g, CLUSTER, choice.parallel).step
+            known[choice] = gpuir.simulate_ranks(g, CLUSTER, choice.parallel)
         return known[choice]
 
     return simulate
@@ -57,12 +57,16 @@ def test_bounds_leave_out_nothing_that_would_win(training: gpuir.Graph, steps):
     assert some.best[0] == every.best[0]
     times = {x.choice: x for x in every.tried}
     for x in some.tried:
-        assert x.time_s <= times[x.choice].time_s * (1 + 1e-9)
-        assert least_s(x.choice, model) <= times[x.choice].time_s
+        assert x.answer.latency_s <= times[x.choice].answer.latency_s * (1 + 1e-9)
+        assert least_s(x.choice, model) <= times[x.choice].answer.latency_s
     for x in every.best:
         others = [y for y in every.tried if y != x]
-        assert least_bytes(x.choice, model) <= least_bytes(x.choice, model, others) <= x.held_bytes
-        assert least_s(x.choice, model, others) <= x.time_s
+        assert (
+            least_bytes(x.choice, model)
+            <= least_bytes(x.choice, model, others)
+            <= x.answer.reserved_bytes
+        )
+        assert least_s(x.choice, model, others) <= x.answer.latency_s
 
 
 BOTH = "dgx-h100+dgx-a100"
@@ -77,12 +81,12 @@ def test_on_several_kinds_of_gpu_no_choice_bounds_another():
     assert (
         model.peak_flops_per_s == measured(g, gpuir.load_cluster("dgx-h100"), 64).peak_flops_per_s
     )
-    known: dict[Choice, gpuir.Step] = {}
+    known: dict[Choice, gpuir.Answer] = {}
 
-    def simulate(choice: Choice) -> gpuir.Step:
+    def simulate(choice: Choice) -> gpuir.Answer:
         if choice not in known:
             part = Microbatch(choice.parallel.microbatches).run(g)
-            known[choice] = gpuir.simulate_ranks(part, BOTH, choice.parallel).step
+            known[choice] = gpuir.simulate_ranks(part, BOTH, choice.parallel)
         return known[choice]
 
     limits = {"tp": (1,), "pp": (1, 2), "zero": (0,), "microbatch": (1, 4)}
@@ -92,8 +96,8 @@ def test_on_several_kinds_of_gpu_no_choice_bounds_another():
     some = search(choices, model, simulate)
     assert some.best[0] == every.best[0] and every.simulated == len(choices)
     for x in every.tried:
-        assert least_s(x.choice, model, every.tried) <= x.time_s
-        assert least_bytes(x.choice, model, every.tried) <= x.held_bytes
+        assert least_s(x.choice, model, every.tried) <= x.answer.latency_s
+        assert least_bytes(x.choice, model, every.tried) <= x.answer.reserved_bytes
 
 
 def test_a_plan_of_several_kinds_has_the_mean_price():
@@ -112,7 +116,7 @@ def test_what_does_not_fit_loses_by_memory(training: gpuir.Graph, steps):
     least = least_bytes(Choice(Parallel(dp=4, zero=3)), model)
     small = replace(model, available_bytes=int(1.5 * least))
     found = search(list(space(small, LIMITS, recompute=(False,))), small, steps)
-    out = [x for x in found.tried if x.why == "memory: weights and states"]
+    out = [x for x in found.tried if x.answer.why == "memory: weights and states"]
     assert out and all(not x.choice.parallel.zero for x in out if x.choice.parallel.dp == 4)
 
 
@@ -213,8 +217,8 @@ def test_inference_under_another_profile_is_another_search(tmp_path: Path):
 @pytest.mark.parametrize(
     ("what", "by"),
     [
-        (r'"time_s": [^,]*', '"time_s": "quick"'),
-        (r'"held_bytes": [^,]*', '"held_bytes": null'),
+        (r'"latency_s": [^,]*', '"latency_s": "quick"'),
+        (r'"reserved_bytes": [^,]*', '"reserved_bytes": null'),
         (r'"tp": \d', '"tp": "2"'),
         (r'"why": .*', ""),
     ],
