@@ -28,7 +28,7 @@ from typing import Any
 
 from gpuir.cost import power
 from gpuir.cost.data import of_isa, table
-from gpuir.cost.family import Family, Terms
+from gpuir.cost.family import Family, FormulaInputs, Terms
 from gpuir.cost.nest import (
     MOST_REGISTERS,
     OWN_REGISTERS,
@@ -149,19 +149,18 @@ def seconds(s: Sheet, work: Work, tiles: Tiles, target: Target, p: Mapping[str, 
     """An SM runs its share of the blocks, some at a time. A step takes its products and, partly
     beside them, its exponentials, or the wait for its loads; a block begins with a wait of its own.
     """
-    xp = s.xp
+    x, xp = FormulaInputs(s, work, tiles, target, p), s.xp
     w, kernel = walk(s, work, tiles, target), ran(work, target, xp)
     peak = s.put("peak", peak_of(work, target), "flop/s")
-    resident = s.put("blocks an SM holds", _resident(s, work, tiles, target, kernel))
-    hidden = _hidden_steps(s, work, tiles, target, p, w)
+    resident = s.put("blocks an SM holds", _resident(x, kernel))
+    hidden = _hidden_steps(x, w)
     steps, longest = w.steps + hidden, w.longest + hidden
     load = s.put("blocks of the busiest SM", xp.ceil(w.blocks / target.sms))
-    step_s = _step_s(s, work, tiles, target, p, kernel, resident, load)
+    step_s = _step_s(x, kernel, resident, load)
     rounds = xp.maximum(load / resident, 1.0)
     drawn_s = xp.minimum(tiles.dims["d"], w.keys) * _key_bytes(work) / _port(target, p)
     wait_s = xp.maximum(p["step wait"] / target.clock_hz, drawn_s)
-    loads_s = _loads_s(s, work, tiles, target, p)
-    start_s = _start_s(s, work, tiles, target, p, w, kernel)
+    loads_s, start_s = _loads_s(x), _start_s(x, w, kernel)
     if is_unsplit(work, target):
         narrow = is_narrow(work, xp)
         step_s = step_s * (1 + narrow * kernel.lanes * (NARROW_TIMES - 1))
@@ -178,7 +177,7 @@ def seconds(s: Sheet, work: Work, tiles: Tiles, target: Target, p: Mapping[str, 
     chain_s = rounds * (start_s + steps * waited_s) + (longest - steps) * waited_s
     busy_s = s.put("busiest SM", xp.maximum(compute_s, chain_s), "s", "block after block")
 
-    memory_s, missed = _memory_s(s, work, tiles, target, p, w)
+    memory_s, missed = _memory_s(x, w)
     open_share = p["sync unhidden"]
     if not is_synchronous(work, target):  # and so loads that no thread waits for
         single = kernel.single
@@ -186,28 +185,28 @@ def seconds(s: Sheet, work: Work, tiles: Tiles, target: Target, p: Mapping[str, 
     both = xp.maximum(busy_s, memory_s) + open_share * xp.minimum(busy_s, memory_s)
     exposed = s.put("exposed waits", both - xp.maximum(compute_s, memory_s), "s")
     _put_features(s, work, target, w)
-    latency = exposed + _calls_s(s, work, tiles, target, p, missed, kernel)
+    latency = exposed + _calls_s(x, missed, kernel)
     return Terms(compute_s, memory_s, latency, work.products * work.density / peak)
 
 
-def _hidden_steps(
-    s: Sheet, work: Work, tiles: Tiles, target: Target, p: Mapping[str, Number], w: KeyWalk
-) -> Number:
+def _hidden_steps(x: FormulaInputs, w: KeyWalk) -> Number:
     """Steps that SGLang's kernel in Triton takes over keys that a window hides, of many queries: it
     goes by them without their products (extend_attention.py, SKIP_TILE), as whole steps."""
+    s, work = x.s, x.work
     if work.kind != "triton":
         return 0.0
     xp, queries, keys = s.xp, work.extents["s"], work.extents["d"]
     all_seen = keys - xp.minimum(queries, keys) / 2  # of a causal mask alone
-    behind = xp.maximum(all_seen - w.keys, 0.0) / tiles.dims["d"]
+    behind = xp.maximum(all_seen - w.keys, 0.0) / x.tiles.dims["d"]
     many = heads_of(work).windowed * xp.where(queries > 1, 1.0, 0.0)
-    return s.put("steps that a window hides", many * p["triton skipped"] * behind)
+    return s.put("steps that a window hides", many * x.p["triton skipped"] * behind)
 
 
-def _loads_s(s: Sheet, work: Work, tiles: Tiles, target: Target, p: Mapping[str, Number]) -> Number:
+def _loads_s(x: FormulaInputs) -> Number:
     """Seconds that a block waits in each step for its keys and values, where nothing else of it
     goes on meanwhile: kernels in Triton of one stage, whose loads go by cells whatever their
     dtype. More warps load as much more."""
+    s, work, tiles, target, p = x
     if library(work, target) not in TRITON:
         return 0.0
     cells = tiles.dims["d"] * (heads_of(work).head + work.extents["e"])
@@ -232,18 +231,10 @@ def _port(target: Target, p: Mapping[str, Number]) -> Number:
     return p["sm bytes"] * target.clock_hz
 
 
-def _step_s(
-    s: Sheet,
-    work: Work,
-    tiles: Tiles,
-    target: Target,
-    p: Mapping[str, Number],
-    kernel: RanKernel,
-    resident: Number,
-    load: Number,
-) -> Number:
+def _step_s(x: FormulaInputs, kernel: RanKernel, resident: Number, load: Number) -> Number:
     """Seconds of the arithmetic of one step: its products, and of its exponentials what they do not
     hide, nor the other blocks of the SM."""
+    s, work, tiles, target, p = x
     xp, sms = s.xp, target.sms
     rows, step = tiles.dims["s"], tiles.dims["d"]
     value = work.extents["e"] / halves(work, target, xp)
@@ -260,7 +251,7 @@ def _step_s(
         staged = is_plain(work, tiles, kernel, xp) * step * _key_bytes(work) / p["staged bytes"]
         product_s = product_s + staged / target.clock_hz
     if sync and own == "trtllm":
-        product_s = product_s * (1 + p["trtllm spilled"] * _spilled(s, work, tiles, target, kernel))
+        product_s = product_s * (1 + p["trtllm spilled"] * _spilled(x, kernel))
     # Before sm_90 products take operands from registers, and each warp of a strip reads all keys
     # and values from shared memory; XQA's warps share the keys out among them.
     apart = 1.0 - kernel.whole if sync else old
@@ -312,11 +303,12 @@ def _step_s(
     return s.put("step", xp.maximum(product_s, softmax_s) + (1 - turns) * shorter, "s")
 
 
-def _spilled(s: Sheet, work: Work, tiles: Tiles, target: Target, kernel: RanKernel) -> Number:
+def _spilled(x: FormulaInputs, kernel: RanKernel) -> Number:
     """Registers that a thread of TensorRT-LLM's kernels before sm_90 lacks, of those not tiled."""
+    s, work, tiles = x.s, x.work, x.tiles
     xp, rows, step = s.xp, tiles.dims["s"], tiles.dims["d"]
     head, value = heads_of(work).head, work.extents["e"]
-    threads = tiles.warps * target.sm.warp
+    threads = tiles.warps * x.target.sm.warp
     sums = rows * (value + step) / threads
     queries = rows * head * work.dtype.bits / 32 / threads
     fragments = 2 * xp.maximum(step, value) / FRAGMENT_CELLS
@@ -369,16 +361,9 @@ def _padded(
     return share * double + (1 - share) * whole
 
 
-def _start_s(
-    s: Sheet,
-    work: Work,
-    tiles: Tiles,
-    target: Target,
-    p: Mapping[str, Number],
-    w: KeyWalk,
-    kernel: RanKernel,
-) -> Number:
+def _start_s(x: FormulaInputs, w: KeyWalk, kernel: RanKernel) -> Number:
     """Seconds from a block's start to its loop."""
+    s, work, tiles, target, p = x
     xp, value = s.xp, work.extents["e"]
     own = p["block start"] + p["head start"] * (heads_of(work).head + value) / 2
     if work.kind == "trtllm":
@@ -392,10 +377,9 @@ def _start_s(
     return s.put("block start", start / target.clock_hz, "s")
 
 
-def _memory_s(
-    s: Sheet, work: Work, tiles: Tiles, target: Target, p: Mapping[str, Number], w: KeyWalk
-) -> tuple[Number, Number]:
+def _memory_s(x: FormulaInputs, w: KeyWalk) -> tuple[Number, Number]:
     """Seconds of DRAM or the L2, whichever is longer, and the share of bytes that it lacks."""
+    s, work, tiles, target, p = x
     xp = s.xp
     q, k, v, o = (operand.nbytes for operand in work.operands[:4])
     rest = sum((operand.nbytes for operand in work.operands[4:]), 0.0)
@@ -403,7 +387,7 @@ def _memory_s(
     missed = _missed(s, nbytes, target, p)
     dram_bytes = nbytes * missed
     if work.kind == "triton":
-        dram_bytes = dram_bytes + _again(s, work, tiles, target, p, w)
+        dram_bytes = dram_bytes + _again(x, w)
     dram_bytes = s.put("dram bytes", dram_bytes, "bytes")
     dram_s = dram_bytes / (target.dram_bytes_per_s * p["dram share"])
     dram_s = s.put("dram time", dram_s, "s")
@@ -423,11 +407,10 @@ def _missed(s: Sheet, nbytes: Number, target: Target, p: Mapping[str, Number]) -
     return s.xp.minimum(beyond / LOST, 1.0)
 
 
-def _again(
-    s: Sheet, work: Work, tiles: Tiles, target: Target, p: Mapping[str, Number], w: KeyWalk
-) -> Number:
+def _again(x: FormulaInputs, w: KeyWalk) -> Number:
     """Bytes of keys and values that SGLang's kernels in Triton read once more for each strip: their
     blocks go through all sequences and heads before the next strip (extend_attention.py, grid)."""
+    s, work, tiles, target, p = x
     kv = work.operands[1].nbytes + work.operands[2].nbytes
     passes = s.xp.maximum(s.xp.ceil(work.extents["s"] / tiles.dims["s"]) - 1, 0.0)
     seen = w.keys / s.xp.maximum(work.extents["d"] * 1.0, 1.0)
@@ -462,17 +445,10 @@ def _put_features(s: Sheet, work: Work, target: Target, w: KeyWalk) -> None:
     s.put("appends", appends, "", "1 where a cache is written")
 
 
-def _calls_s(
-    s: Sheet,
-    work: Work,
-    tiles: Tiles,
-    target: Target,
-    p: Mapping[str, Number],
-    missed: Number,
-    kernel: RanKernel,
-) -> Number:
+def _calls_s(x: FormulaInputs, missed: Number, kernel: RanKernel) -> Number:
     """Seconds of a call besides its blocks: its own start, the kernels before and after, and the
     combination of split walks."""
+    s, work, tiles, target, p = x
     xp = s.xp
     cache_s, many_s = p["cache op start"], p["op start"]
     if is_synchronous(work, target):
@@ -491,18 +467,16 @@ def _calls_s(
     combine_s = inner * p["inner combine"] + (1 - inner) * p["combine start"]
     combine_s = combine_s + parts / _port(target, p)
     if library(work, target) in TRITON:
-        combine_s = combine_s + _summed_s(s, work, tiles, target, p)
+        combine_s = combine_s + _summed_s(x)
     combine_s = sums_parts(work, tiles, target, xp) * combine_s
     combine_s = s.put("parts combined", combine_s, "s")
-    append_s = _append_s(s, work, missed, target, p, kernel)
-    return start_s + combine_s + append_s + _swapped_s(s, work, target, p, kernel)
+    return start_s + combine_s + _append_s(x, missed, kernel) + _swapped_s(x, kernel)
 
 
-def _summed_s(
-    s: Sheet, work: Work, tiles: Tiles, target: Target, p: Mapping[str, Number]
-) -> Number:
+def _summed_s(x: FormulaInputs) -> Number:
     """Of kernels in Triton: a block for each head and sequence that sums its parts, and those that
     are started for parts that there are none of."""
+    s, work, tiles, target, p = x
     most = TRITON_SPLITS if work.kind == "triton" else SEGMENTS
     heads = work.extents["b"] * work.extents["h"]
     empty = heads / tiles.dims["s"] * s.xp.maximum(most - tiles.split, 0.0)
@@ -510,16 +484,10 @@ def _summed_s(
     return (heads + empty) * p["triton block"] / (at_once * target.clock_hz)
 
 
-def _append_s(
-    s: Sheet,
-    work: Work,
-    missed: Number,
-    target: Target,
-    p: Mapping[str, Number],
-    kernel: RanKernel,
-) -> Number:
+def _append_s(x: FormulaInputs, missed: Number, kernel: RanKernel) -> Number:
     """A kernel before, that writes new keys and values to the cache: it reads and writes them, and
     TensorRT-LLM's also the queries."""
+    s, work, target, p = x.s, x.work, x.target, x.p
     xp, bytes_own, trtllm = s.xp, heads_of(work).append, work.kind == "trtllm"
     copies = p["trtllm query copies" if trtllm else "query copies"]
     plain = xp.where(heads_of(work).head > work.extents["e"], 0.0, 1.0)  # else latent, by halves
@@ -538,11 +506,10 @@ def _small_s(work: Work, target: Target, p: Mapping[str, Number]) -> Number:
     return p["append start"]
 
 
-def _swapped_s(
-    s: Sheet, work: Work, target: Target, p: Mapping[str, Number], kernel: RanKernel
-) -> Number:
+def _swapped_s(x: FormulaInputs, kernel: RanKernel) -> Number:
     """FlashAttention-2 packs the heads that share keys by turning queries and results around, a
     copy of each, but where all share the same (flash_api.cpp, seqlenq_ngroups_swapped)."""
+    s, work, target, p = x.s, x.work, x.target, x.p
     xp = s.xp
     if not is_synchronous(work, target) or work.kind or is_efficient(work, target):
         return 0.0
@@ -553,9 +520,10 @@ def _swapped_s(
     return s.put("heads turned", swapped * copy_s, "s")
 
 
-def _resident(s: Sheet, work: Work, tiles: Tiles, target: Target, kernel: RanKernel) -> Number:
+def _resident(x: FormulaInputs, kernel: RanKernel) -> Number:
     """Blocks an SM holds. Of specialised warps, which take all registers, one."""
-    xp, lanes = s.xp, kernel.lanes
+    work, tiles, target = x.work, x.tiles, x.target
+    xp, lanes = x.s.xp, kernel.lanes
     if not is_synchronous(work, target) and work.kind not in TRITON:
         return LANE_BLOCKS * lanes + (1 - lanes) * (1.0 + 0.0 * tiles.warps)
     threads = tiles.warps * target.sm.warp

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -20,6 +20,17 @@ from gpuir.targets.target import Target
 
 Places = np.ndarray[tuple[int], np.dtype[np.intp]]
 Flags = np.ndarray[Any, np.dtype[np.bool_]]
+
+
+class FormulaInputs(NamedTuple):
+    """What the formulas of a family go by, as `Family.seconds` is given it: kernels under tiles on
+    a target, the values of the factors, and the sheet that all is written on."""
+
+    s: Sheet
+    work: Work
+    tiles: Tiles
+    target: Target
+    p: Mapping[str, Number]
 
 
 @dataclass(frozen=True)
