@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from gpuir.cost.data import known_gpus, nearest, of_isa, table
-from gpuir.cost.family import Family, Terms, fastest
+from gpuir.cost.family import Family, FormulaInputs, Terms, fastest
 from gpuir.cost.nest import Tiles, allocated, held
 from gpuir.cost.sheet import Factor, Number, Sheet
 from gpuir.cost.work import Work
@@ -62,20 +62,19 @@ class CutProduct:
     cells: Number  # of the result that a thread sums in a slice
     resident: Number  # blocks an SM holds
     load: Number  # blocks of the busiest SM, an unfilled round in part
-    most: Number  # the same, whole
 
 
 def seconds(s: Sheet, work: Work, tiles: Tiles, target: Target, p: Mapping[str, Number]) -> Terms:
     """The terms of a product under its tile."""
-    xp = s.xp
-    cut = _cut(s, work, tiles, target, p)
+    x, xp = FormulaInputs(s, work, tiles, target, p), s.xp
+    cut = _cut(x)
     peak = target.peak(work.pipe, work.rate_dtype)
-    busy_s = _busy_s(s, work, tiles, target, p, cut, peak)
-    l2_bytes, dram_bytes, memory_s = _moved(s, work, tiles, target, p, cut)
+    busy_s = _busy_s(x, cut, peak)
+    l2_bytes, dram_bytes, memory_s = _moved(x, cut)
     longer, shorter = xp.maximum(busy_s, memory_s), xp.minimum(busy_s, memory_s)
     both = (1.0 + (shorter / longer) ** p["overlap"]) ** (1.0 / p["overlap"])
     run_s = longer * both
-    slower = _slower(s, work, tiles, target, p, cut, l2_bytes, dram_bytes, run_s)
+    slower = _slower(x, cut, l2_bytes, dram_bytes, run_s)
     compute_s, memory_s = busy_s * slower, memory_s * slower
     join_s = (p["split"] + p["split each"] * xp.log(tiles.split)) * 1e-6
     join_s = xp.where(tiles.split > 1.0, join_s, 0.0)
@@ -83,19 +82,18 @@ def seconds(s: Sheet, work: Work, tiles: Tiles, target: Target, p: Mapping[str, 
     return Terms(compute_s, memory_s, latency_s, work.products / peak)
 
 
-def _cut(s: Sheet, work: Work, tiles: Tiles, target: Target, p: Mapping[str, Number]) -> CutProduct:
+def _cut(x: FormulaInputs) -> CutProduct:
+    s, work, tiles, target, p = x
     xp, sms, split = s.xp, float(target.sms), tiles.split
     b, m, n, k = (xp.maximum(work.extents[d], 1.0) for d in ("b", "m", "n", "k"))
     tm, tn = tiles.dims["m"], tiles.dims["n"]
-    threads = tiles.warps * float(target.sm.warp)
-    slices = sliced(s, tiles.dims["k"])
-    cell = work.dtype.bits / 8
+    threads, slices = tiles.warps * float(target.sm.warp), sliced(s, tiles.dims["k"])
 
     down, across = xp.ceil(m / tm), xp.ceil(n / tn)
     whole = b * (down * across)
     blocks = s.put("blocks", whole * split)
     steps = s.put("steps a block", xp.ceil(k / (split * STEP)))
-    resident = s.put("blocks an SM holds", gemm_held(s, tm, tn, threads, slices, cell, target))
+    resident = s.put("blocks an SM holds", _held(x, threads, slices))
     rounds = s.put("rounds of an SM", blocks / sms)
     load = s.put(
         "blocks of the busiest SM",
@@ -112,23 +110,21 @@ def _cut(s: Sheet, work: Work, tiles: Tiles, target: Target, p: Mapping[str, Num
     s.put("rows used", m / (down * tm))
     s.put("columns used", n / (across * tn))
     s.put("no batch", xp.where(b > 1.0, 0.0, 1.0))
-    cells = tm * tn * slices / threads
-    most = xp.ceil(rounds)
-    return CutProduct((b, m, n, k), down, across, whole, steps, slices, cells, resident, load, most)
+    return CutProduct(
+        *((b, m, n, k), down, across, whole),
+        steps=steps,
+        slices=slices,
+        cells=tm * tn * slices / threads,
+        resident=resident,
+        load=load,
+    )
 
 
-def _busy_s(
-    s: Sheet,
-    work: Work,
-    tiles: Tiles,
-    target: Target,
-    p: Mapping[str, Number],
-    cut: CutProduct,
-    peak: Number,
-) -> Number:
+def _busy_s(x: FormulaInputs, cut: CutProduct, peak: Number) -> Number:
     """Seconds of the busiest SM: its blocks' steps, each as long as its products or the wait for
     its operands; what they write, at once when their sums are done; and the starts and ends of as
     many turns as it takes."""
+    s, work, tiles, target, p = x
     xp, sms, clock, sm = s.xp, float(target.sms), target.clock_hz, target.sm
     tm, tn, together = tiles.dims["m"], tiles.dims["n"], xp.minimum(cut.resident, cut.load)
     old_layer = target.isa.startswith("sm_6") and is_linear(work)  # maxwell_sgemm_..._tn
@@ -170,15 +166,14 @@ def _l2_rate(target: Target, p: Mapping[str, Number]) -> Number:
     return target.l2_bytes_per_s * p["l2 share"] * of_isa("gemm_l2_share", target.isa)
 
 
-def _moved(
-    s: Sheet, work: Work, tiles: Tiles, target: Target, p: Mapping[str, Number], cut: CutProduct
-) -> tuple[Number, Number, Number]:
+def _moved(x: FormulaInputs, cut: CutProduct) -> tuple[Number, Number, Number]:
     """Bytes through the L2, bytes from and to DRAM, and the seconds that the slower takes.
 
     Blocks at work cover a patch of the result, as square as it can be, and share what they read. A
     line that they do not use up before the L2 drops it is read again; so is a right operand that a
     whole batch shares, where it is more than the L2 keeps.
     """
+    s, work, tiles, target, p = x
     xp, split, down, across = s.xp, tiles.split, cut.down, cut.across
     b, m, n, k = cut.extents
     tm, tn, cell = tiles.dims["m"], tiles.dims["n"], work.dtype.bits / 8
@@ -224,18 +219,11 @@ def _moved(
 
 
 def _slower(
-    s: Sheet,
-    work: Work,
-    tiles: Tiles,
-    target: Target,
-    p: Mapping[str, Number],
-    cut: CutProduct,
-    l2_bytes: Number,
-    dram_bytes: Number,
-    run_s: Number,
+    x: FormulaInputs, cut: CutProduct, l2_bytes: Number, dram_bytes: Number, run_s: Number
 ) -> Number:
     """How much longer the product takes at the clock that the board's power allows, where it runs
     for `run_s` at the full one."""
+    s, work, tiles, target, p = x
     k, tm, tn = cut.extents[3], tiles.dims["m"], tiles.dims["n"]
     flop_pj = of_isa("gemm_pj", target.isa) * p["joules"] * max(work.dtype.bits, 16) / 32
     picojoules = (
@@ -274,14 +262,13 @@ def skewed(s: Sheet, row: Number) -> Number:
     return 1.0 - whole
 
 
-def gemm_held(
-    s: Sheet, tm: Number, tn: Number, threads: Number, slices: Number, cell: float, target: Target
-) -> Number:
+def _held(x: FormulaInputs, threads: Number, slices: Number) -> Number:
     """Blocks that an SM holds: by registers, of which a thread of 64 cells takes 122 in sgemm and
     one of 16 about 54, by threads and by shared memory for two steps."""
-    registers = allocated(s.xp, 32.0 + 1.4 * cell / 4.0 * tm * tn * slices / threads)
+    xp, tm, tn, cell = x.s.xp, x.tiles.dims["m"], x.tiles.dims["n"], x.work.dtype.bits / 8
+    registers = allocated(xp, 32.0 + 1.4 * cell / 4.0 * tm * tn * slices / threads)
     stage = 2.0 * (tm + tn) * STEP * slices * cell
-    return held(s.xp, target, threads, registers, stage)
+    return held(xp, x.target, threads, registers, stage)
 
 
 def is_linear(work: Work) -> bool:
@@ -453,9 +440,7 @@ def cheapest(
     kernels = tn, tm, slices, warps, split
     if rule.even_blocks:
         kernels, costs = _with_even(rows, rule, target, kernels, costs)
-    best: Number = np.argmin(costs, axis=-1)
-    if p is not None:
-        best = _believed(best, rows, kernels, costs, target, p)
+    best = _believed(rows, kernels, costs, target, p)
     tn, tm, slices, warps, split = kernels
     return tn[best], tm[best], slices[best], warps[best], _at(split, best)
 
@@ -479,16 +464,15 @@ def _with_even(
 
 
 def _believed(
-    best: Number,
-    rows: Work,
-    kernels: Chosen,
-    costs: Number,
-    target: Target,
-    p: Mapping[str, Number],
+    rows: Work, kernels: Chosen, costs: Number, target: Target, p: Mapping[str, Number] | None
 ) -> Number:
-    """The best by the library's rule; the fastest by these formulas where that one is slower by
-    more than `SLACK` (on the GPU whose kernels were named, if it has the target's architecture and
-    as many SMs: the library takes the same on both), and where no rule was read."""
+    """The best by the library's rule. With factors, the fastest by these formulas where that one is
+    slower by more than `SLACK` (on the GPU whose kernels were named, if it has the target's
+    architecture and as many SMs: the library takes the same on both), and where no rule was read.
+    """
+    best: Number = np.argmin(costs, axis=-1)
+    if p is None:
+        return best
     there, known = costs < np.inf, known_gpus("gemm").get(target.isa)
     own_s = _where(there, times_of(rows, target, p, kernels), np.inf)
     if known is None:
