@@ -171,9 +171,7 @@ def beside() -> float:
 
 def shared(m: float, k: float) -> float:
     """Blocks that may share a tile of 128 x 128 and steps of 64 cells of k."""
-    extents = {"b": 1.0, "m": m, "n": 128.0, "k": k}
-    work = sized.gemm(m, 128.0, k, f16)
-    return float(tensor._widest_split(work, A100, extents, 128.0, 128.0, 64.0))
+    return float(tensor._widest_split(sized.gemm(m, 128.0, k, f16), A100, 128.0, 128.0, 64.0))
 
 
 def turns() -> float:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from gpuir.cost.data import table
-from gpuir.cost.family import Family, Terms, fastest
+from gpuir.cost.family import Family, FormulaInputs, Terms, fastest
 from gpuir.cost.nest import (
     Tiles,
     instruction,
@@ -108,7 +108,7 @@ def seconds(s: Sheet, work: Work, tiles: Tiles, target: Target, p: Mapping[str, 
     are moved between the kernels, by those implementations that run a token's row for each of its
     experts, elsewhere too, for all that the router sent.
     """
-    xp = s.xp
+    x, xp = FormulaInputs(s, work, tiles, target, p), s.xp
     width, hidden = work.extents["n"], work.extents["k"]
     routed = work.detail_as(Routed)
     into, rows, active = routed.into, routed.shares.rows, routed.shares.active
@@ -131,8 +131,7 @@ def seconds(s: Sheet, work: Work, tiles: Tiles, target: Target, p: Mapping[str, 
     compute: Number = 0.0
     memory: Number = 0.0
     for name, n, k in (("in", width * into, hidden), ("out", hidden, width)):
-        product = _product(s, work, tiles, target, p, n, k, cold)
-        compute = compute + s.put(f"products {name}", product, "s")
+        compute = compute + s.put(f"products {name}", _product(x, n, k, cold), "s")
         memory = memory + s.put(f"weights {name}", active * n * k * cell * streaming, "s")
     touched = routed.sent if work.kind.startswith(("sglang", "vllm")) else rows
     passed = 2 * hidden + 2 * (1 if _is_fused(work.kind) else into + 1) * width
@@ -158,20 +157,12 @@ def _peak(work: Work, target: Target) -> float:
     return target.peak(work.pipe, work.rate_dtype)
 
 
-def _product(
-    s: Sheet,
-    work: Work,
-    tiles: Tiles,
-    target: Target,
-    p: Mapping[str, Number],
-    n: Number,
-    k: Number,
-    cold: Number,
-) -> Number:
+def _product(x: FormulaInputs, n: Number, k: Number, cold: Number) -> Number:
     """Seconds of a grouped product with matrices of k by n: the busiest SM's tiles, each as long as
     its arithmetic or its operands' way in; at least the time that one takes alone, a chain of waits
     for weights, of which the share `cold` comes from DRAM. The board's power and the L2 are for the
     SMs at work, however many others there are."""
+    s, work, tiles, target, p = x
     xp, sms = s.xp, target.sms
     peak = s.put("peak", _peak(work, target), "flop/s")
     tm, tn = tiles.dims["m"], tiles.dims["n"]

@@ -8,12 +8,11 @@ factor is fitted: no table measures a routine, and `cost.uncertainty` says how f
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 
 from gpuir.cost.data import table
-from gpuir.cost.family import Family, Terms
+from gpuir.cost.family import Family, FormulaInputs, Terms
 from gpuir.cost.nest import Tiles, l2_drawn
 from gpuir.cost.sheet import Factor, Number, Sheet
 from gpuir.cost.steps import RoutineSteps, RoutineWay
@@ -26,9 +25,10 @@ FACTORS = table("factors/routines", Factor)
 
 def seconds(s: Sheet, work: Work, tiles: Tiles, target: Target, p: Mapping[str, Number]) -> Terms:
     """The terms of the quickest way."""
-    best: tuple[Any, ...] | None = None
+    x = FormulaInputs(s, work, tiles, target, p)
+    best: tuple[Number, ...] | None = None
     for name, way in zip("abc", work.detail_as(RoutineSteps).ways, strict=False):
-        found = _way(s, work, target, p, name, way)
+        found = _way(x, name, way)
         if best is None:
             best = found
             continue
@@ -46,11 +46,10 @@ def seconds(s: Sheet, work: Work, tiles: Tiles, target: Target, p: Mapping[str, 
     return Terms(compute, memory, wait)
 
 
-def _way(
-    s: Sheet, work: Work, target: Target, p: Mapping[str, Number], name: str, way: RoutineWay
-) -> tuple[Number, ...]:
+def _way(x: FormulaInputs, name: str, way: RoutineWay) -> tuple[Number, ...]:
     """Seconds of arithmetic, of memory and of waits; bytes of DRAM and of the L2, with the seconds
     of each; instructions of lanes."""
+    s, work, target, p = x.s, x.work, x.target, x.p
     xp = s.xp
     whole = (way.blocks <= 0) | (way.blocks >= target.sms)  # every SM has a block
     share = xp.where(whole, 1.0, way.blocks / target.sms)

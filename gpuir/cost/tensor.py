@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from gpuir.cost.data import table, tiles_of
-from gpuir.cost.family import Family, Terms
+from gpuir.cost.family import Family, FormulaInputs, Terms
 from gpuir.cost.nest import (
     Tiles,
     board_watts,
@@ -80,7 +80,7 @@ def seconds(s: Sheet, work: Work, tiles: Tiles, target: Target, p: Mapping[str, 
     The busiest SM runs `rounds` blocks, each `steps` steps long. Boards slow their clock down where
     their power does not feed the matrix units; SMs that idle leave their power to the others.
     """
-    xp = s.xp
+    x, xp = FormulaInputs(s, work, tiles, target, p), s.xp
     unit, age, way = _ways(work, target)
     b, m, n, k = (work.extents[d] for d in ("b", "m", "n", "k"))
     tm, tn, tk = (tiles.along(d, work, s) for d in ("m", "n", "k"))
@@ -91,9 +91,9 @@ def seconds(s: Sheet, work: Work, tiles: Tiles, target: Target, p: Mapping[str, 
     s.put("steps a block", xp.ceil(k / (tk * tiles.split)))
     peak = target.peak(work.pipe, work.rate_dtype)
     peak = s.put("peak", peak, "flop/s", _peak_source(work, target))
-    compute = _compute(s, work, tiles, target, p, peak)
+    compute = _compute(x, peak)
 
-    dram_bytes = s.put("dram bytes", _dram_bytes(s, work, target, p, area, down, across), "bytes")
+    dram_bytes = s.put("dram bytes", _dram_bytes(x, area, down, across), "bytes")
     memory = dram_bytes / (target.dram_bytes_per_s * p[f"dram share {_memory(target)}"])
     memory = s.put("from and to dram", memory, "s")
     flow = s.put("every operand once from dram", work.nbytes / target.dram_bytes_per_s, "s")
@@ -122,10 +122,9 @@ def _ways(work: Work, target: Target) -> tuple[str, str, str]:
     return unit, age, "scaled" if age == "async" and work.kind in SCALED else age
 
 
-def _compute(
-    s: Sheet, work: Work, tiles: Tiles, target: Target, p: Mapping[str, Number], peak: Number
-) -> Number:
+def _compute(x: FormulaInputs, peak: Number) -> Number:
     """Seconds of the busiest SM, or of all products at the power of the board."""
+    s, work, tiles, target, p = x
     xp, waves, steps = s.xp, s.values["waves"], s.values["steps a block"]
     unit, age, way = _ways(work, target)
     tm, tn = tiles.along("m", work, s), tiles.along("n", work, s)
@@ -137,7 +136,7 @@ def _compute(
     l2_rate = share * target.l2_bytes_per_s
     l2_rate = s.put("l2 rate of a block", l2_rate, "bytes/s", "what the SMs at work share")
     follows = share * l2_drawn(target) * target.sms
-    step = _step(s, work, tiles, target, p, peak, l2_rate, follows)
+    step = _step(x, peak, l2_rate, follows)
     out = sum((o.cell_bytes for o in work.operands if o.staging == "written"), 0.0)
     out = tm * tn * out * (BESIDE if unit == "tcgen05" else 1.0)
     taken = p["store bytes"] * target.clock_hz
@@ -157,7 +156,7 @@ def _compute(
         (clocked + rounds * steps * step.clocked, still),
         (clocked, still + rounds * steps * step.still),
     )
-    slower = _slower(s, work, target, busy, sums, p)
+    slower = _slower(x, busy, sums)
     return s.put("at the power of the board", busy * slower, "s")
 
 
@@ -172,18 +171,10 @@ class BlockStep:
     beside: Number
 
 
-def _step(
-    s: Sheet,
-    work: Work,
-    tiles: Tiles,
-    target: Target,
-    p: Mapping[str, Number],
-    peak: Number,
-    l2_rate: Number,
-    follows: Number,
-) -> BlockStep:
+def _step(x: FormulaInputs, peak: Number, l2_rate: Number, follows: Number) -> BlockStep:
     """One step of one block, an SM to itself; operands come from the L2 at `l2_rate`, at which it
     `follows` the clock."""
+    s, work, tiles, target, p = x
     xp = s.xp
     unit, _, way = _ways(work, target)
     tm, tn, tk = (tiles.along(d, work, s) for d in ("m", "n", "k"))
@@ -290,16 +281,12 @@ def flop_joules(target: Target, p: Mapping[str, Number], bits: int) -> Number:
 
 
 def _slower(
-    s: Sheet,
-    work: Work,
-    target: Target,
-    busy: Number,
-    sums: tuple[tuple[Number, Number], tuple[Number, Number]],
-    p: Mapping[str, Number],
+    x: FormulaInputs, busy: Number, sums: tuple[tuple[Number, Number], tuple[Number, Number]]
 ) -> Number:
     """How much longer than `busy` seconds at the full clock products take at the clock that the
     board's power allows: the longer of two `sums`, each of what goes by the clock and what does
     not. Measured for a short while they run at the full one: nothing has slowed it yet."""
+    s, work, target, p = x.s, x.work, x.target, x.p
     if target.tdp_w is None:
         return 1.0
     timed = work.detail if isinstance(work.detail, Timed) else None
@@ -343,21 +330,14 @@ def _fed_s(
     return s.put("at the clock that power feeds", t, "s", "cost.tensor._fed_s", terse=True)
 
 
-def _dram_bytes(
-    s: Sheet,
-    work: Work,
-    target: Target,
-    p: Mapping[str, Number],
-    area: Number,
-    down: Number,
-    across: Number,
-) -> Number:
+def _dram_bytes(x: FormulaInputs, area: Number, down: Number, across: Number) -> Number:
     """Bytes from and to DRAM.
 
     Blocks of a wave cover a patch of the result, as square as it can be, and share what they read.
     For the next patch an operand is read again, but for what the L2 keeps. A weight comes back
     after its copies, as measurements have them, or, in a loop, after what else a trip moves.
     """
+    s, work, target, p = x.s, x.work, x.target, x.p
     xp = s.xp
     left, right, rest = _moved(work)
     patch = s.put("tiles side by side", xp.minimum(area, float(target.sms)))
@@ -449,18 +429,17 @@ def candidates(work: Work, target: Target) -> Tiles:
     if dispatched := _dispatched(work, target):
         return dispatched.each(lambda x: np.asarray(x)[..., None])
     tm, tn, tk, stages, warps = (np.repeat(c, 2) for c in _table(target, work.dtype.bits))
-    extents = {d: np.asarray(n, float)[..., None] for d, n in work.dims}
-    split = _widest_split(work, target, extents, tm, tn, tk)
+    column = work.each(lambda n: np.asarray(n, float)[..., None])
+    split = _widest_split(column, target, tm, tn, tk)
     split[..., ::2] = 1.0
     return Tiles({"b": 1.0, "m": tm, "n": tn, "k": tk}, stages, warps, split)
 
 
-def _widest_split(
-    work: Work, target: Target, extents: Mapping[str, Number], tm: Number, tn: Number, tk: Number
-) -> Number:
+def _widest_split(work: Work, target: Target, tm: Number, tn: Number, tk: Number) -> Number:
     """Blocks that can share a tile: that the SMs have room for, with a few steps left to each."""
-    room = target.sms / (extents["b"] * np.ceil(extents["m"] / tm) * np.ceil(extents["n"] / tn))
-    steps = np.ceil(extents["k"] / tk) / LEAST_STEPS
+    b, m, n, k = (work.extents[d] for d in "bmnk")
+    room = target.sms / (b * np.ceil(m / tm) * np.ceil(n / tn))
+    steps = np.ceil(k / tk) / LEAST_STEPS
     most = 1.0 if work.kind in UNSPLIT else MOST_SPLIT
     return np.maximum(np.floor(np.minimum(np.minimum(room, steps), most)), 1.0)
 
@@ -477,7 +456,7 @@ def choose(work: Work, target: Target, p: Mapping[str, Number]) -> Tiles:
         np.tile(c, 2).astype(np.float32)[:, None] for c in _table(target, work.dtype.bits)
     )
     rows = work.each(lambda x: np.atleast_1d(np.asarray(x, np.float32)))
-    split = _widest_split(work, target, rows.extents, tm, tn, tk)
+    split = _widest_split(rows, target, tm, tn, tk)
     split[: len(split) // 2] = 1.0
     tiles = Tiles({"b": 1.0, "m": tm, "n": tn, "k": tk}, stages, warps, split)
     terms = seconds(Sheet(), rows, tiles, target, p)
