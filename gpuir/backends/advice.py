@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from operator import attrgetter
 from typing import Any
 
@@ -24,7 +25,6 @@ def advice_report(r: Advice, flags: Flags) -> Report:
         "gpuir.advice/1",
         lambda: _parts(r, flags),
         lambda: _fields(r, flags),
-        lambda: list(_tried(r, flags).values()),
     )
 
 
@@ -157,26 +157,6 @@ def _in_vain(r: Advice) -> dict[str, list[str]]:
 # ---------------------------------------------------------------------------- for programs
 
 
-def _tried(r: Advice, flags: Flags) -> dict[str, Table]:
-    """The trials by the list that they are in, a row each."""
-    lists = {
-        "advice": r.advice,
-        "together": r.together,
-        "faster": [r.faster] if r.faster else [],
-        "cheaper": [r.cheaper] if r.cheaper else [],
-        "rest": r.rest,
-    }
-    head = {
-        "model": r.before.model,
-        "target": r.before.target,
-        "profile": r.before.profile,
-    }
-    return {
-        name: Table(trials, _columns(r, flags), {**head, "list": name})
-        for name, trials in lists.items()
-    }
-
-
 def _columns(r: Advice, flags: Flags) -> tuple[Column, ...]:
     def money(field: str, i: int, of: str) -> Column:
         return Column(field=field, value=lambda x: (m := x.money(r.prices)) and getattr(m[i], of))
@@ -197,16 +177,26 @@ def _columns(r: Advice, flags: Flags) -> tuple[Column, ...]:
 
 
 def _fields(r: Advice, flags: Flags) -> dict[str, Any]:
-    tried = {name: table.records() for name, table in _tried(r, flags).items()}
+    """The trials by the list that they are in."""
+    head = {"model": r.before.model, "target": r.before.target, "profile": r.before.profile}
+    columns = _columns(r, flags)
+
+    def table(name: str, trials: Sequence[Trial]) -> Table:
+        return Table(trials, columns, {**head, "list": name})
+
+    def one(name: str, trial: Trial | None) -> Table:
+        made = table(name, [trial] if trial else [])
+        return replace(made, nested=lambda: next(iter(made.records()), None))
+
     return {
-        "model": r.before.model,
-        "target": r.before.target,
-        "profile": r.before.profile,
+        **head,
         "setup": r.setup,
         "before": _run_record(r.before),
-        **tried,
-        "faster": next(iter(tried["faster"]), None),
-        "cheaper": next(iter(tried["cheaper"]), None),
+        "advice": table("advice", r.advice),
+        "together": table("together", r.together),
+        "faster": one("faster", r.faster),
+        "cheaper": one("cheaper", r.cheaper),
+        "rest": table("rest", r.rest),
     }
 
 

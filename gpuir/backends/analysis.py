@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from gpuir.backends.json_csv import fields_of, kernels_table
+from gpuir.backends.json_csv import fields_of
 from gpuir.backends.terminal import GAP, Terminal
 from gpuir.ir.notes import Bound
 from gpuir.report.answer import SCHEMA, Answer
@@ -46,7 +46,6 @@ def analysis_report(answers: Sequence[Answer], layout: Terminal) -> Report:
         SCHEMA,
         lambda: _single(answers[0], layout) if len(answers) == 1 else _compare(answers, layout),
         lambda: {"reports": list(map(fields_of, answers))},
-        lambda: list(map(kernels_table, answers)),
     )
 
 

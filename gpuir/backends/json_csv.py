@@ -46,7 +46,7 @@ def fields_of(s: Answer) -> dict[str, Any]:
             for share in s.coverage
         },
         folded_nodes=s.folded,
-        kernels=[kernel_record(x) for x in s.kernels],
+        kernels=_kernels(s),
     )
 
 
@@ -83,7 +83,7 @@ def kernel_record(x: KernelRow) -> dict[str, Any]:
     )
 
 
-def kernels_table(s: Answer) -> Table:
+def _kernels(s: Answer) -> Table:
     """A row a kernel, in graph order; times in seconds, a column a fact."""
 
     def terms(x: KernelRow) -> dict[str, float]:
@@ -110,4 +110,5 @@ def kernels_table(s: Answer) -> Table:
             Column(field="facts", value=facts, inline=True),
         ),
         {"model": s.model, "target": s.device.name, "profile": s.profile},
+        nested=lambda: [kernel_record(x) for x in s.kernels],
     )

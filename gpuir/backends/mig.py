@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import attrgetter
 from typing import Any
 from xml.sax.saxutils import escape
@@ -218,7 +218,7 @@ def geometries_report(
         yield table
         yield Notes(list(_meanings(target, mig, kinds, packed)), 9)
 
-    return _report(target, mig, parts, table, table)
+    return _report(target, mig, parts, table)
 
 
 def _geometries(
@@ -293,8 +293,8 @@ def layout_report(mig: Mig, divided: Divided, geometry: Geometry, width: int) ->
             ]
         )
 
-    table = _geometries(target, mig, [geometry], divided.parts)
-    return _report(target, mig, parts, table, _instances(divided, mig))
+    made = _geometries(target, mig, [geometry], divided.parts).records
+    return _report(target, mig, parts, replace(_instances(divided, mig), nested=made))
 
 
 def _instances(divided: Divided, mig: Mig) -> Table:
@@ -332,7 +332,7 @@ def _instances(divided: Divided, mig: Mig) -> Table:
 
 
 def _report(
-    target: Target, mig: Mig, parts: Callable[[], Iterator[Part]], geometries: Table, rows: Table
+    target: Target, mig: Mig, parts: Callable[[], Iterator[Part]], geometries: Table
 ) -> Report:
     return Report(
         "gpuir.mig.layouts/1",
@@ -344,9 +344,8 @@ def _report(
             "compute_slices": mig.compute_slices,
             "memory_slices": mig.memory_slices,
             "places": mig.grid,
-            "geometries": geometries.records(),
+            "geometries": geometries,
         },
-        lambda: [rows],
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from gpuir.backends.analysis import gains_text, to_fit_text, traffic
@@ -26,12 +27,10 @@ def step_report(s: Step, batch: int | None, path: bool = False) -> Report:
         "gpuir.step/1",
         lambda: _parts(s, batch, path),
         lambda: _fields(s, batch),
-        lambda: [_kinds(s)],
     )
 
 
 def _fields(s: Step, batch: int | None) -> dict[str, Any]:
-    names = "kernels_s traffic held_bytes available_bytes fits params"
     return record(
         s,
         "model cluster target parallel time_s interval flops peak_flops_per_s mfu params "
@@ -39,21 +38,19 @@ def _fields(s: Step, batch: int | None) -> dict[str, Any]:
         ranks=s.parallel.ranks,
         profile=s.profile.name,
         batch=batch,
-        parts=[
-            record(
-                part,
-                names,
-                gpus=[
-                    record(x, "gpu first count", kernels_s=part.kernels_on[x.gpu])
-                    for x in part.where
-                ],
-                holds=dict(part.holds),
-                runs=[
-                    record(r, "name times", time_s=r.timeline.time_s, host_s=r.timeline.host_s)
-                    for r in part.runs
-                ],
-            )
-            for part in s.parts
+        parts=replace(_kinds(s), nested=lambda: list(map(_part, s.parts))),
+    )
+
+
+def _part(x: Ranks) -> dict[str, Any]:
+    return record(
+        x,
+        "kernels_s traffic held_bytes available_bytes fits params",
+        gpus=[record(w, "gpu first count", kernels_s=x.kernels_on[w.gpu]) for w in x.where],
+        holds=dict(x.holds),
+        runs=[
+            record(r, "name times", time_s=r.timeline.time_s, host_s=r.timeline.host_s)
+            for r in x.runs
         ],
     )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from io import StringIO
 from math import isnan
@@ -32,7 +32,7 @@ def flat_rows(report: Report) -> list[dict[str, Any]]:
     """The rows of a report's tables, each with what all rows of its table share, as cells."""
     rows = [
         {**table.context, **dict(x for c in named for x in _cells(c, row))}
-        for table in (report.tables() if report.tables else tables_in(report.fields()))
+        for table in tables_in(report.fields())
         for named in [[c for c in table.columns if c.field]]
         for row in table.rows
     ]
@@ -87,9 +87,12 @@ def _flat(name: str, value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def json_text(schema: str, /, **parts: object) -> str:
-    """A JSON object that names its schema. A table is its rows."""
+    """A JSON object that names its schema. A table is its rows, or what it has in their place."""
+
+    def rows(table: Table) -> Any:
+        return plain((table.nested or table.records)())
+
     record = {"schema": schema, **plain(parts)}
-    rows: Callable[[Table], Any] = lambda table: plain(table.records())  # noqa: E731
     return json.dumps(record, indent=1, allow_nan=False, default=rows) + "\n"
 
 

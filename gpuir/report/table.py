@@ -70,6 +70,7 @@ class Table:
     `context` has the fields that all rows share: CSV and Parquet repeat them in each row, JSON has
     them once, in the record that holds the table. People see `top` rows, `caption` above them and
     the lines `more` below. `folded` says what the rows are, for a format that can hide them.
+    `nested` is what JSON has in place of the rows, where that is no list of them.
     """
 
     rows: Sequence[Any]
@@ -80,6 +81,7 @@ class Table:
     caption: str = ""
     more: tuple[str, ...] = ()
     folded: str = ""
+    nested: Callable[[], object] | None = None
 
     def records(self) -> list[dict[str, Any]]:
         """The rows for programs, without what they share."""
@@ -127,10 +129,9 @@ Part = Heading | Notes | Drawing | Table
 class Report:
     """An answer. Each part is made when a format asks for it: `parts` for people, the fields of the
     JSON object of that `schema`. CSV and Parquet hold the tables among its fields, one below the
-    other, or the `tables` of an answer whose rows are others than its records.
+    other.
     """
 
     schema: str
     parts: Callable[[], Iterable[Part]]
     fields: Callable[[], Mapping[str, object]]
-    tables: Callable[[], Iterable[Table]] | None = None
