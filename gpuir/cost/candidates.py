@@ -39,9 +39,7 @@ def of_any(work: Work, target: Target) -> Tiles:
         table = _wide_attention(s, d, splits) if wide else _attention(s, d, splits)
     elif on_tensor:
         free, most = ("m", "n", "k"), (extents["m"], extents["n"], max(extents["k"], 1))
-        table = _matrix(
-            _cap(most[0], 16, 256), _cap(most[1], 16, 256), most[2], work.dtype.bits, splits
-        )
+        table = _products(work, *most)
     elif work.is_contraction:
         free = ("m", "n", "k")
         table = _lanes(
@@ -72,7 +70,7 @@ def _loops(work: Work, target: Target, extents: dict[str, int]) -> Tiles:
     if roles is not None and is_product(work, target):
         parts = (roles.rows, roles.columns, roles.summed)
         m, n, k = (prod(extents[d] for d in loops) for loops in parts)
-        table = _matrix(_cap(m, 16, 256), _cap(n, 16, 256), k, work.dtype.bits, splits)
+        table = _products(work, m, n, k)
     else:
         *outer, last = work.grid
         parts: tuple[tuple[str, ...], ...] = (tuple(outer[-1:]), (last,), work.reduced)
@@ -104,10 +102,15 @@ def _table(rows: Iterable[tuple[int, ...]]) -> np.ndarray[tuple[int, int], np.dt
     return np.array(list(rows), dtype=np.float64)
 
 
-@lru_cache(maxsize=4096)
-def _matrix(m: int, n: int, k: int, bits: int, splits: bool):
-    deep, wide, least = (nbytes * 8 // bits for nbytes in (128, 64, 32))
-    ks = [s for s in (deep, wide) if s <= k] or [least]
+def _products(work: Work, m: int, n: int, k: int):
+    """Tiles of products of these extents: one table serves all kernels with the same caps."""
+    deep, wide, least = (nbytes * 8 // work.dtype.bits for nbytes in (128, 64, 32))
+    ks = tuple(s for s in (deep, wide) if s <= k) or (least,)
+    return _matrix(_cap(m, 16, 256), _cap(n, 16, 256), ks, bool(work.reduced))
+
+
+@lru_cache(maxsize=1024)
+def _matrix(m: int, n: int, ks: tuple[int, ...], splits: bool):
     return _table(
         (tm, tn, tk, stages, warps, split)
         for tm, tn, tk in product(_powers(16, m), _powers(16, n), ks)
