@@ -15,7 +15,6 @@ from gpuir.ir.notes import Schedule
 from gpuir.passes.annotate import cost_graph, costing
 from gpuir.passes.tile import tile_graph
 from gpuir.plan.space.answers import run
-from gpuir.plan.space.program import Program, program_of
 from gpuir.report.answer import Answer, Device, Dims, answer_of, check_runs
 from gpuir.simulate.fitting import ToFit
 from gpuir.simulate.memory import memory
@@ -208,21 +207,11 @@ def _answers(
     predictor: str | Predictor,
     files: Mapping[str, str],
 ) -> list[dict[int, Answer]]:
-    """What each row of graphs comes to on the targets that it has one for: as programs, whose
-    kernels are costed together, where the tile predictor costs them."""
-
-    if predictor != "tile":
-        return [{t: _analyzed(g, targets[t], files, predictor) for t, g in r.items()} for r in rows]
-    made: dict[tuple[int, bool], Program] = {}
-
-    def program(g: Graph, on_cpu: bool) -> Program:
-        key = id(g), on_cpu
-        if key not in made:
-            made[key] = program_of(g, on_cpu)
-        return made[key]
-
-    programs = [{t: program(g, targets[t].is_cpu) for t, g in row.items()} for row in rows]
-    return run(programs, targets)
+    """What each row of graphs comes to on the targets that it has one for: kernels are costed
+    together where the tile predictor costs them."""
+    if predictor == "tile":
+        return run(rows, targets)
+    return [{t: _analyzed(g, targets[t], files, predictor) for t, g in r.items()} for r in rows]
 
 
 def _analyzed(

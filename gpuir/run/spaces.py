@@ -8,7 +8,7 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
-from functools import cache, lru_cache, partial
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import IO, Any, Self
 
@@ -190,16 +190,10 @@ def ran(
     table = cost_table(found.works, targets, known, found.batch)
     rows = _PointColumns(space, block.loading)
     for j, (job, programs) in enumerate(zip(block.jobs, found.programs, strict=True)):
-        variants = [variant_of(job.profile, target) for target in targets]
+        here = {t: programs[variant_of(job.profile, target)] for t, target in enumerate(targets)}
+        name = here[0].model if here else ""
         got = {i: Answer(job.model, why=why) for i, why in failed.items()}
-        name = ""
-        for variant in dict.fromkeys(variants):
-            some = [t for t, v in enumerate(variants) if v == variant]
-            program = programs[variant]
-            name = program.model
-            held = found.held.setdefault(id(program), {})
-            part = answers(program, targets, some, table, held=held)
-            got.update((there[t], answer) for t, answer in zip(some, part, strict=True))
+        got |= {there[t]: a for t, a in answers(here, targets, table, found.held).items()}
         for i, column in enumerate(columns):
             point = (block.first + j) * width + numbers[i]
             rows.add(point, job, name, column, got[i])
@@ -301,24 +295,18 @@ def latencies(
     A graph of level `graph` is lowered under the profile, its framework's own by default.
     """
     loaded = [load_target(name) for name in targets]
-    made: list[list[Program]] = []
-    for g in graphs:
-        g = run_under(g, profile)
-        programs: dict[str, Program] = {}
-        kernels = cache(partial(_lowered_on, g))
-        row: list[Program] = []
-        for target in loaded:
-            variant = variant_of(g.profile or "ideal", target)
-            if variant not in programs:
-                programs[variant] = program_of(kernels(lowering(g, target)), target.is_cpu)
-            row.append(programs[variant])
-        made.append(row)
-    found = run([dict(enumerate(row)) for row in made], loaded)
-    return [[there[t] for t in range(len(loaded))] for there in found]
+    rows = (_kernels_of(run_under(g, profile), loaded) for g in graphs)
+    return [[found[t] for t in range(len(loaded))] for found in run(rows, loaded)]
 
 
-def _lowered_on(g: Graph, passes: Pipeline) -> Graph:
-    return g if g.level >= Level.kernel else passes.run(g)
+def _kernels_of(g: Graph, targets: Sequence[Target]) -> dict[int, Graph]:
+    """The kernels of a graph on each target, the same graph where they are the same."""
+
+    @cache
+    def lowered(passes: Pipeline) -> Graph:
+        return g if g.level >= Level.kernel else passes.run(g)
+
+    return {t: lowered(lowering(g, target)) for t, target in enumerate(targets)}
 
 
 # ---- what the sweep does -----------------------------------------------------------------------

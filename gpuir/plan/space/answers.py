@@ -13,8 +13,9 @@ from gpuir.cost.habits import Kernel, usual
 from gpuir.cost.host import host_cost
 from gpuir.cost.tile import BY
 from gpuir.ir.errors import GpuirError
+from gpuir.ir.graph import Graph
 from gpuir.ir.notes import Bound, Cost
-from gpuir.plan.space.program import Program
+from gpuir.plan.space.program import Program, program_of
 from gpuir.report.answer import Answer, unfit
 from gpuir.simulate.clock import KernelTimes, Script
 from gpuir.simulate.launches import Found, chosen, counted
@@ -87,38 +88,53 @@ def cost_table(
     return table
 
 
-def run(
-    rows: Sequence[Mapping[int, Program]], targets: Sequence[Target]
-) -> list[dict[int, Answer]]:
-    """What each of several questions comes to on those of the targets that it has a program for, by
-    their place: the kernels of all are costed together."""
-    programs = [p for row in rows for p in row.values()]
-    works = {key: work for p in programs for key, work in zip(p.keys, p.works, strict=True)}
+def run(rows: Iterable[Mapping[int, Graph]], targets: Sequence[Target]) -> list[dict[int, Answer]]:
+    """What each of several questions comes to on those of the targets that it has a graph of
+    kernels for, by their place: the kernels of all are costed together."""
+    programs = [_programs(row, targets) for row in rows]
+    made = [p for row in programs for p in row.values()]
+    works = {key: work for p in made for key, work in zip(p.keys, p.works, strict=True)}
     table = cost_table(works, targets)
-    found: list[dict[int, Answer]] = []
-    for row in rows:
-        there: dict[int, Answer] = {}
-        for program in {id(p): p for p in row.values()}.values():
-            places = [t for t, x in row.items() if x is program]
-            some = answers(program, targets, places, table)
-            there |= dict(zip(places, some, strict=True))
-        found.append(there)
+    return [answers(row, targets, table) for row in programs]
+
+
+def _programs(row: Mapping[int, Graph], targets: Sequence[Target]) -> dict[int, Program]:
+    """Of each graph one for its GPUs, and one for its CPUs."""
+    made: dict[tuple[int, bool], Program] = {}
+    found: dict[int, Program] = {}
+    for t, g in row.items():
+        key = id(g), targets[t].is_cpu
+        if key not in made:
+            made[key] = program_of(g, targets[t].is_cpu)
+        found[t] = made[key]
     return found
 
 
 def answers(
+    programs: Mapping[int, Program],
+    targets: Sequence[Target],
+    table: CostTable,
+    held: dict[int, Held] | None = None,
+) -> dict[int, Answer]:
+    """Programs on targets, by the place of the target, which is its column of the table. `held`
+    keeps what is found of their memory, by the identity of the program."""
+    held = {} if held is None else held
+    found: dict[int, Answer] = {}
+    for key, program in {id(p): p for p in programs.values()}.items():
+        places = [t for t, x in programs.items() if x is program]
+        found |= _answers(program, targets, places, table, held.setdefault(key, {}))
+    return found
+
+
+def _answers(
     program: Program,
     targets: Sequence[Target],
     which: Sequence[int],
     table: CostTable,
-    *,
-    held: Held | None = None,
-) -> list[Answer]:
-    """The program on some of the targets, which are the columns of the table. `held` keeps what is
-    found of its memory."""
+    held: Held,
+) -> dict[int, Answer]:
     if program.refused:
-        return [_none(program, program.refused) for _ in which]
-    held = {} if held is None else held
+        return dict.fromkeys(which, _none(program, program.refused))
     found: dict[int, Answer] = {}
     together: dict[tuple[Profile, bool, bool], list[int]] = {}
     rows = {table.rows[key] for key in program.keys}
@@ -149,7 +165,7 @@ def answers(
                 available_bytes=available,
                 why=unfit(reserved, available),
             )
-    return [found[t] for t in which]
+    return found
 
 
 def _costs(
