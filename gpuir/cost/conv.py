@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from gpuir.cost.data import table, tiles_of
-from gpuir.cost.family import Family, Terms, fastest
+from gpuir.cost.family import Family, FormulaInputs, Terms, fastest
 from gpuir.cost.nest import Tiles
 from gpuir.cost.power import lane_j
 from gpuir.cost.sheet import Factor, Number, Sheet
@@ -65,27 +65,26 @@ class ConvWay(NamedTuple):
 
 def seconds(s: Sheet, work: Work, tiles: Tiles, target: Target, p: Mapping[str, Number]) -> Terms:
     """The terms of the fastest way that there is for a convolution."""
-    window = work.detail_as(ConvShape)
-    best = _direct(s, work, target, p)
-    if window.library != "aten":
-        best = _shared(s, work, tiles, target, p, best)
+    x = FormulaInputs(s, work, tiles, target, p)
+    best = _direct(x)
+    if work.detail_as(ConvShape).library != "aten":
+        best = _shared(x, best)
     s.put("dram bytes", best.dram_bytes, "bytes", "of the way taken")
     s.put("lane instructions", best.issued, "", "of the way taken")
     return Terms(best.compute, best.memory, best.rest, 0.0 * best.compute)
 
 
-def _shared(
-    s: Sheet, work: Work, tiles: Tiles, target: Target, p: Mapping[str, Number], direct: ConvWay
-) -> ConvWay:
+def _shared(x: FormulaInputs, direct: ConvWay) -> ConvWay:
     """The fastest of the ways that share products between threads, and of `direct` where groups
     have few channels."""
-    peak = s.put("peak", target.peak("vector", work.dtype), "flop/s")
-    rate = s.put("rate", peak * p["compute share"], "flop/s")
+    s, work = x.s, x.work
+    peak = s.put("peak", x.target.peak("vector", work.dtype), "flop/s")
+    rate = s.put("rate", peak * x.p["compute share"], "flop/s")
     window = work.detail_as(ConvShape)
     few = 1.0 * (work.extents["b"] > 1) * (work.extents["k"] < FEW_CHANNELS * window.taps)
-    best = _faster(s, _implicit(s, work, tiles, target, p, rate), direct, few)
+    best = _faster(s, _implicit(x, rate), direct, few)
     if work.dtype == f32:
-        for way in (_fused(s, work, target, p, rate), _passes(s, work, target, p, rate)):
+        for way in (_fused(x, rate), _passes(x, rate)):
             best = _faster(s, best, way, 1.0 * _has_fewer(window))
     return best
 
@@ -104,14 +103,14 @@ def least_share(s: Sheet, work: Work) -> Number:
     return s.xp.where(_has_fewer(work.detail) > 0, FEWEST, 1.0)
 
 
-def _slower(
-    s: Sheet, target: Target, p: Mapping[str, Number], run_s: Number, flops: Number, bits: int
-) -> Number:
+def _slower(x: FormulaInputs, run_s: Number, flops: Number) -> Number:
     """How much longer arithmetic takes at the clock that the board's power allows, on average over
     the `run_s` of a convolution."""
+    s, target, p = x.s, x.target, x.p
     if target.tdp_w is None:
         return 1.0
-    joules = s.put("energy of a flop", lane_j(target, bits), "J", "cost.power.lane_j")
+    joules = lane_j(target, x.work.dtype.bits)
+    joules = s.put("energy of a flop", joules, "J", "cost.power.lane_j")
     run_s = s.put("time at the full clock", run_s, "s")
     watts = s.put("power wanted", flops * p["joules"] * joules / run_s, "W")
     return s.xp.maximum(1.0, watts / (target.tdp_w * (1 - p["idle"]))) ** p["bend"]
@@ -124,10 +123,9 @@ def _faster(s: Sheet, one: ConvWay, other: ConvWay, allowed: Number = 1.0) -> Co
     return ConvWay(*(s.xp.where(taken, b, a) for a, b in zip(one, other, strict=True)))
 
 
-def _gemm(
-    s: Sheet, target: Target, p: Mapping[str, Number], way: str, count: Number, products_s: Number
-) -> Number:
+def _gemm(x: FormulaInputs, way: str, count: Number, products_s: Number) -> Number:
     """Seconds of `count` tiles, of which the products of one take `products_s` of an SM."""
+    s, target, p = x.s, x.target, x.p
     waves = s.put(f"{way}: waves", count / target.sms)
     rounds = s.xp.maximum(1.0, waves + p["tail"] * (s.xp.ceil(waves) - waves))
     rounds = s.put(f"{way}: rounds of the busiest SM", rounds)
@@ -135,22 +133,13 @@ def _gemm(
     return rounds * (products_s + p[f"start {way}"] * 64 / target.sm.fp32_lanes / target.clock_hz)
 
 
-def _products(
-    target: Target,
-    p: Mapping[str, Number],
-    rate: Number,
-    m: Number,
-    n: Number,
-    depth: Number,
-    each: int = f32.multiply_add,
-) -> Number:
+def _products(x: FormulaInputs, rate: Number, m: Number, n: Number, depth: Number) -> Number:
     """Seconds of the products of a tile of m by n, `depth` deep, on one SM, its loads among them.
 
-    Each operand cell costs issue slots, for m n multiply-adds m + n of them. Of those, `each` takes
-    so many operations.
+    Each operand cell costs issue slots, for m n multiply-adds m + n of them.
     """
-    slots = 1 + p["load slots"] * (1 / m + 1 / n)
-    return each * m * n * depth * slots * target.sms / rate
+    slots = 1 + x.p["load slots"] * (1 / m + 1 / n)
+    return x.work.multiply_add * m * n * depth * slots * x.target.sms / rate
 
 
 def _shape(s: Sheet, work: Work) -> tuple[Number, Number, Number, Number, Number]:
@@ -163,22 +152,21 @@ def _shape(s: Sheet, work: Work) -> tuple[Number, Number, Number, Number, Number
     return b, m, n, channels, s.xp.maximum(images, 1.0)
 
 
-def _implicit(
-    s: Sheet, work: Work, tiles: Tiles, target: Target, p: Mapping[str, Number], rate: Number
-) -> ConvWay:
+def _implicit(x: FormulaInputs, rate: Number) -> ConvWay:
+    s, work, tiles, target, p = x
     b, m, n, k = (work.extents[d] for d in "bmnk")
     tm, tn = tiles.along("m", work, s), tiles.along("n", work, s)
     count = s.put("blocks", b * s.xp.ceil(m / tm) * s.xp.ceil(n / tn))
-    products = _products(target, p, rate, tm, tn, k, work.multiply_add)
-    compute = _gemm(s, target, p, "implicit gemm", count, products)
+    compute = _gemm(x, "implicit gemm", count, _products(x, rate, tm, tn, k))
     memory = work.nbytes / (target.dram_bytes_per_s * p["dram share"])
     flops = work.multiply_add * count * tm * tn * k
-    return _way(s, "implicit gemm", work, target, p, compute, memory, flops, p["start"])
+    return _way(x, "implicit gemm", compute, memory, flops=flops, rest=p["start"])
 
 
-def _direct(s: Sheet, work: Work, target: Target, p: Mapping[str, Number]) -> ConvWay:
+def _direct(x: FormulaInputs) -> ConvWay:
     """Each output's window by itself: the instructions for each of its cells, or memory. ATen's
     gradient of images goes through the window of each cell, whatever the stride leaves of it."""
+    s, work, target, p = x.s, x.work, x.target, x.p
     window, weights = work.detail_as(ConvShape), work.form == "of weights"
     each, cells = CUDNN_SLOTS, work.products / 2
     if window.library == "aten":
@@ -200,7 +188,8 @@ def _direct(s: Sheet, work: Work, target: Target, p: Mapping[str, Number]) -> Co
     )
 
 
-def _fused(s: Sheet, work: Work, target: Target, p: Mapping[str, Number], rate: Number) -> ConvWay:
+def _fused(x: FormulaInputs, rate: Number) -> ConvWay:
+    s, work, target, p = x.s, x.work, x.target, x.p
     xp = s.xp
     b, m, n, channels, images = _shape(s, work)
     side = xp.sqrt(m / images)
@@ -209,17 +198,18 @@ def _fused(s: Sheet, work: Work, target: Target, p: Mapping[str, Number], rate: 
         found = xp.ceil(images / count) * xp.ceil(side / (2 * down)) * xp.ceil(side / (2 * across))
         patches = found if patches is None else xp.minimum(patches, found)
     blocks = b * patches * xp.ceil(n / FILTERS)
-    products = _products(target, p, rate, 128.0, 128.0, channels) * (1 + p["fused slots"])
-    compute = _gemm(s, target, p, "winograd 2x2", blocks, products)
+    products = _products(x, rate, 128.0, 128.0, channels) * (1 + p["fused slots"])
+    compute = _gemm(x, "winograd 2x2", blocks, products)
     weights = work.operands[1].nbytes
     filters = weights * (1 + 16 / 9) / (target.dram_bytes_per_s * p["filter share"])
     memory = work.nbytes / (target.dram_bytes_per_s * p["dram share"])
     flops = 2 * blocks * 128 * 128 * channels
     rest = filters + 2 * p["start"]
-    return _way(s, "winograd 2x2", work, target, p, compute, memory, flops, rest)
+    return _way(x, "winograd 2x2", compute, memory, flops=flops, rest=rest)
 
 
-def _passes(s: Sheet, work: Work, target: Target, p: Mapping[str, Number], rate: Number) -> ConvWay:
+def _passes(x: FormulaInputs, rate: Number) -> ConvWay:
+    s, work, target, p = x.s, x.work, x.target, x.p
     xp = s.xp
     b, m, n, channels, images = _shape(s, work)
     side = xp.sqrt(m / images)
@@ -227,35 +217,27 @@ def _passes(s: Sheet, work: Work, target: Target, p: Mapping[str, Number], rate:
     compute: Any = None
     for _, tm, tn in tiles_of("winograd 4x4"):
         count = 36 * b * xp.ceil(spots / tm) * xp.ceil(n / tn)
-        products = _products(target, p, rate, tm, tn, channels)
-        found = _gemm(s, target, p, "winograd 4x4", count, products)
+        found = _gemm(x, "winograd 4x4", count, _products(x, rate, tm, tn, channels))
         compute = found if compute is None else xp.minimum(compute, found)
     cell = work.dtype.bits / 8
-    x, w, y = (o.nbytes for o in work.operands[:3])
+    image, w, y = (o.nbytes for o in work.operands[:3])
     inputs, outputs = 36 * spots * channels * b * cell, 36 * spots * n * b * cell
     memory = (inputs + 4 * w + outputs) / (target.dram_bytes_per_s * p["dram share"])
-    passes = (x + inputs + outputs + y) / (target.dram_bytes_per_s * p["pass share"])
+    passes = (image + inputs + outputs + y) / (target.dram_bytes_per_s * p["pass share"])
     passes = passes + 5 * w / (target.dram_bytes_per_s * p["filter share"])
     flops = 2 * 36 * spots * n * b * channels
     rest = passes + 4 * p["start"]
-    return _way(s, "winograd 4x4", work, target, p, compute, memory, flops, rest)
+    return _way(x, "winograd 4x4", compute, memory, flops=flops, rest=rest)
 
 
 def _way(
-    s: Sheet,
-    name: str,
-    work: Work,
-    target: Target,
-    p: Mapping[str, Number],
-    compute: Number,
-    memory: Number,
-    flops: Number,
-    rest: Number,
+    x: FormulaInputs, name: str, compute: Number, memory: Number, *, flops: Number, rest: Number
 ) -> ConvWay:
     """Compute at the clock that power allows, memory, and what neither hides nor is hidden."""
+    s, target, p = x.s, x.target, x.p
     run_s = s.xp.maximum(compute, memory) + rest
-    slower = _slower(s, target, p, run_s, flops, work.dtype.bits)
-    compute = s.put(f"{name}: arithmetic", compute * slower, "s", "at the clock that power allows")
+    compute = compute * _slower(x, run_s, flops)
+    compute = s.put(f"{name}: arithmetic", compute, "s", "at the clock that power allows")
     memory = s.put(f"{name}: memory", memory, "s")
     rest = s.put(f"{name}: rest", p["overlap"] * s.xp.minimum(compute, memory) + rest, "s")
     s.put(name, s.xp.maximum(compute, memory) + rest, "s")
