@@ -72,7 +72,7 @@ def seconds(s: Sheet, work: Work, tiles: Tiles, target: Target, p: Mapping[str, 
     padded = xp.where(turns > 1, 1 + p["repeat lanes"] * (turns - 1), padded)
     cells = work.lane_ops * padded * p[f"{kind} lanes"]
     agree = nest.blocks * block.threads * turns * p[f"{kind} threads"]
-    compute = lanes_s(s, cells * slower, clock_hz, target, p, agree * slower)
+    compute = lanes_s(s, cells * slower, clock_hz, target, p, beside=agree * slower)
 
     steps = row_steps(s, work, nest.sizes["r"], block.threads, tiles.split)
     steps = s.put("steps of a pass", steps)
@@ -83,9 +83,12 @@ def seconds(s: Sheet, work: Work, tiles: Tiles, target: Target, p: Mapping[str, 
 
     _put_features(s, nest, waves, steps)
     start = s.put("start and end", p["start clocks"] / target.clock_hz, "s")
-    overlap = "amd overlap" if target.vendor == "AMD" else "overlap"
     end = s.put("drain: the last blocks", p["drain"] * _last_s(s, nest, target, block_s, p), "s")
-    return joined(s, compute, memory, busy, start + end, p, overlap)
+    return joined(s, Terms(compute, memory, start + end), busy, _overlap(target, p))
+
+
+def _overlap(target: Target, p: Mapping[str, Number]) -> Number:
+    return p["amd overlap" if target.vendor == "AMD" else "overlap"]
 
 
 def _last_s(
@@ -93,7 +96,7 @@ def _last_s(
 ) -> Number:
     """Seconds of the last blocks, on SMs that have the memory to themselves: as many at once as
     make 2048 threads, and no more than an SM runs in all. More SMs do not make them longer."""
-    xp, q = s.xp, p["amd overlap" if target.vendor == "AMD" else "overlap"]
+    xp, q = s.xp, _overlap(target, p)
     at_once = LAST_THREADS / s.values["threads a block"]
     at_once = xp.maximum(1.0, xp.minimum(at_once, nest.blocks / target.sms))
     share = at_once / nest.blocks

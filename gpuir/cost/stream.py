@@ -16,6 +16,7 @@ from gpuir.cost.data import of_isa, table
 from gpuir.cost.family import Family, Terms
 from gpuir.cost.nest import (
     FULL_REGISTERS,
+    TiledNest,
     Tiles,
     cut,
     held,
@@ -50,8 +51,7 @@ def seconds(s: Sheet, work: Work, tiles: Tiles, target: Target, p: Mapping[str, 
     nest = cut(work, tiles, s)
     block = library_block(nest, target, s)
     residents(s, nest, target, block)
-    again = missed(s, work, target)
-    memory = memory_s(s, work.nbytes, nest.blocks, target, p, scattered(s, work, tiles), again)
+    memory = _memory_s(s, nest, target, p)
     clock_hz = sustained_hz(s, target, p)
     compute = lanes_s(s, work.lane_ops, clock_hz, target, p)
     busy = 0.0
@@ -88,7 +88,7 @@ def seconds(s: Sheet, work: Work, tiles: Tiles, target: Target, p: Mapping[str, 
     if work.kind == "quantise":  # from launch to launch: what graphs of them show
         start = s.xp.maximum(p["quantise clocks"] / target.clock_hz - target.launch_s, 0.0)
     start = s.put("start and end", start, "s", "less the launch")
-    return joined(s, compute, memory, busy, start, p)
+    return joined(s, Terms(compute, memory, start), busy, p["overlap"])
 
 
 def _turns_s(s: Sheet, d: Threads, target: Target) -> Number:
@@ -144,44 +144,31 @@ def looks_up(work: Work) -> bool:
     return work.kernel == "k.gather" or work.kind == "scalar"
 
 
-def joined(
-    s: Sheet,
-    compute: Number,
-    memory: Number,
-    busy: Number,
-    start: Number,
-    p: Mapping[str, Number],
-    overlap: str = "overlap",
-) -> Terms:
-    """What of the waits shows. Arithmetic, memory and waits run beside each other; where two take
-    about as long neither hides the other whole, which a p-norm expresses."""
-    q = p[overlap]
+def joined(s: Sheet, terms: Terms, busy: Number, q: Number) -> Terms:
+    """What of `busy` waits shows, added to the latency. Arithmetic, memory and waits run beside
+    each other; where two take about as long neither hides the other whole, which a p-norm
+    expresses, of exponent `q`."""
+    compute, memory = terms.compute, terms.memory
     total = s.put("joined", (memory**q + compute**q + busy**q) ** (1 / q), "s", "p-norm")
-    return Terms(compute, memory, total - s.xp.maximum(compute, memory) + start)
+    return Terms(compute, memory, total - s.xp.maximum(compute, memory) + terms.latency)
 
 
-def memory_s(
-    s: Sheet,
-    nbytes: Number,
-    blocks: Number,
-    target: Target,
-    p: Mapping[str, Number],
-    more: Number = 0.0,
-    again: Number = 0.0,
-) -> Number:
-    """Seconds for `nbytes` from DRAM, less what the L2 still holds of them, and `again` bytes that
-    it did not keep; and through the L2, `more` there.
+def _memory_s(s: Sheet, nest: TiledNest, target: Target, p: Mapping[str, Number]) -> Number:
+    """Seconds for the operands from DRAM, less what the L2 still holds of them, and for what it did
+    not keep; and through the L2, where some are read again.
 
     What ran before left the operands in the L2 as far as they fit: nearly all of those much
     smaller, nearly none of those larger.
     """
-    xp = s.xp
+    xp, nbytes = s.xp, nest.work.nbytes
+    again = missed(s, nest.work, target)
+    more = scattered(s, nest.work, nest.tiles)
     room = kept_bytes(target) * p["l2 keeps"]
     kept = s.put("found in the l2", 1 / (1 + (nbytes / room) ** p["l2 edge"]))
     dram_bytes = s.put("dram bytes", nbytes * (1 - kept) + again, "bytes")
     dram_rate = s.put("dram rate", target.dram_bytes_per_s * dram_share(target, p), "bytes/s")
     dram_s = s.put("dram time", dram_bytes / dram_rate, "s")
-    l2_rate = s.put("l2 rate", drawn(s, blocks, target, p), "bytes/s")
+    l2_rate = s.put("l2 rate", drawn(s, nest.blocks, target, p), "bytes/s")
     l2_s = s.put("l2 time", s.put("l2 bytes", nbytes + more, "bytes") / l2_rate, "s")
     return xp.maximum(dram_s, l2_s)
 
@@ -216,6 +203,7 @@ def lanes_s(
     clock_hz: Number,
     target: Target,
     p: Mapping[str, Number],
+    *,
     beside: Number = 0.0,
 ) -> Number:
     """Seconds to issue the instructions of all lanes: those of functions, and those `beside`."""
