@@ -413,7 +413,8 @@ def seconds(s: Sheet, c: Nested, target: Target, p: Mapping[str, Number]) -> Ter
     chain = chain + late / TOGETHER * p["direct wait"]
     # the warps of a block hide each other's chains, and wait together where it stages
     alone = waits + p["block"] + xp.maximum(chain, busy) + p["leak"] * xp.minimum(chain, busy)
-    spent = clocks(s, c.blocks, resident, target.sms, busy, alone, p["tail"], p["leak"])
+    tail, leak = p["tail"], p["leak"]
+    spent = clocks(s, c.blocks, resident, target.sms, busy=busy, alone=alone, tail=tail, leak=leak)
     compute = s.put("busiest SM", spent / target.clock_hz, "s")
     l1 = float(sm.l1_bytes or sm.smem_bytes)
     # of a block by itself: an SM with room for more of them is no slower for it

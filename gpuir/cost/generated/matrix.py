@@ -25,7 +25,7 @@ from gpuir.cost.generated.parts import (
     power_of_two,
     where,
 )
-from gpuir.cost.generated.shared import Staged, smem_bytes
+from gpuir.cost.generated.shared import ProductStep, Staged, smem_bytes
 from gpuir.cost.lanes import SOFTMAX_LANE_OPS
 from gpuir.cost.nest import MOST_REGISTERS, BlockShare, Tiles, cut, has_clusters, instruction
 from gpuir.cost.sheet import Factor, Number, Sheet
@@ -119,13 +119,18 @@ def count(work: Work, tiles: Tiles, target: Target) -> ProductBlocks:
     copies = tiles.stages if target.isa == "gfx950" else buffers  # `cost.generated.shared`
     smem = copies * right_bytes + held_bytes
     if work.kernel != "k.attention":
-        staged = (
-            Staged(m, a, left.dims[-1] == deep),
-            Staged(n, w, right.dims[-1] == deep),
+        step = ProductStep(
+            target,
+            work.dtype,
+            left=Staged(m, a, left.dims[-1] == deep),
+            right=Staged(n, w, right.dims[-1] == deep),
+            k=k,
+            stages=tiles.stages,
+            warps=tiles.warps,
+            four=grouped,
+            form=work.form,
         )
-        smem = smem_bytes(
-            target, work.dtype, staged, k, tiles.stages, tiles.warps, grouped, work.form
-        )
+        smem = smem_bytes(step)
     none = 0.0 * blocks
     narrow = 1.0 * np.less(w, a)
     found: dict[str, Number] = dict(  # noqa: C408
@@ -260,7 +265,10 @@ def seconds(
     slow = joined(s, p["overlap"], slowly, late)  # what is late shows before all of it does
     alone = c.steps * slow + p["wait"] + p["block"] + stores
     busy, alone = s.put("block", busy, "clocks"), s.put("block alone", alone, "clocks")
-    spent = clocks(s, c.blocks, h.resident, target.sms, busy, alone, p["tail"], p["blocks leak"])
+    tail, leak = p["tail"], p["blocks leak"]
+    spent = clocks(
+        s, c.blocks, h.resident, target.sms, busy=busy, alone=alone, tail=tail, leak=leak
+    )
     own = c.lane_ops * xp.where(c.scores > 0, 0.0, 1.0)
     lane_s = own / target.peak("vector", f32) * sm.flops_per_lane_clock * 0.1
     feed = c.blocks * c.steps * bytes_in / (p["l2 share"] * target.l2_bytes_per_s)

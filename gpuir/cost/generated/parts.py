@@ -96,6 +96,7 @@ def clocks(
     blocks: Number,
     resident: Number,
     sms: int,
+    *,
     busy: Number,
     alone: Number,
     tail: Number,

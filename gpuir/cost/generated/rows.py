@@ -99,7 +99,8 @@ def seconds(s: Sheet, c: Streams, target: Target, p: Mapping[str, Number]) -> Te
     steps = 5 * p["shuffle"] + xp.where(c.across > 1, 2 * p["barrier"], 0.0)
     alone = p["block"] + c.passes * (p["wait"] + c.reduces * steps) + busy
     busy, alone = s.put("block", busy, "clocks"), s.put("block alone", alone, "clocks")
-    spent = clocks(s, c.blocks, resident, target.sms, busy, alone, p["tail"], p["leak"])
+    tail, leak = p["tail"], p["leak"]
+    spent = clocks(s, c.blocks, resident, target.sms, busy=busy, alone=alone, tail=tail, leak=leak)
     compute = s.put("busiest SM", spent / target.clock_hz, "s")
     dram = s.put("dram bytes", c.nbytes * xp.maximum(1.0, 0.5 * c.passes), "bytes")
     at_once = xp.minimum(target.sms * resident, c.blocks) * c.threads * c.flight

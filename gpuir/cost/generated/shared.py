@@ -33,6 +33,7 @@ more than the operands take in small steps, but less than any GPU has.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -62,149 +63,141 @@ class Staged:
         return self.rows * k * self.cell_bytes
 
 
-def smem_bytes(
-    target: Target,
-    dtype: DType,
-    operands: tuple[Staged, Staged],
-    k: Number,
-    stages: Number,
-    warps: Number,
-    four: Number,
-    form: str = "",
-) -> Number:
-    """Bytes of a block that multiplies in `dtype`; `four` is 1 where its instructions are of four
-    warps, `form` is `Work.form`."""
-    if form == COMPOSABLE:
-        once = np.maximum(stages - 1, 1.0)
+class ProductStep(NamedTuple):
+    """A step of a block that multiplies in `dtype`: `k` cells of the rows and columns of its
+    operands. `four` is 1 where its instructions are of four warps, `form` is `Work.form`."""
+
+    target: Target
+    dtype: DType
+    left: Staged
+    right: Staged
+    k: Number
+    stages: Number
+    warps: Number
+    four: Number
+    form: str
+
+    @property
+    def square(self) -> Number:
+        """Rows and columns of a matrix instruction on AMD."""
+        return where(np.minimum(self.left.rows, self.right.rows) >= 32, 32.0, 16.0)
+
+
+def smem_bytes(x: ProductStep) -> Number:
+    """Bytes that a block takes for its steps."""
+    k, operands = x.k, (x.left, x.right)
+    if x.form == COMPOSABLE:
+        once = np.maximum(x.stages - 1, 1.0)
         return once * k * sum(o.rows * o.cell_bytes for o in operands)
-    wide = max(dtype.bits / 8, 1.0)
-    threads = warps * target.sm.warp
+    wide = max(x.dtype.bits / 8, 1.0)
     copied: Number = 0.0  # in stages
     beside: Number = 0.0  # of all operands at once
     in_turn: Number = 0.0  # of one after the other
-    once = np.maximum(stages - 1, 0.0)
+    once = np.maximum(x.stages - 1, 0.0)
     for o in operands:
         size, widened = o.nbytes(k), o.rows * k * wide
-        staged = (once > 0) * _is_staged(target, dtype, o, k, threads, four)
-        if is_amd(target):
+        staged = (once > 0) * _is_staged(x, o)
+        if is_amd(x.target):
             if o.cell_bytes >= 1:
-                copied = copied + staged * _copies(target, dtype, operands, o, size, k, stages)
+                copied = copied + staged * _copies(x, o)
                 turned = (1 - staged) * where(once > 0, widened, size)
             elif o.along_k:
-                turned = where(once > 0, widened, size)
-                turned = turned * (1 - _stays_in_warps(target, dtype, operands, o, k, warps))
+                turned = where(once > 0, widened, size) * (1 - _stays_in_warps(x, o))
             else:
                 turned = widened
             in_turn = np.maximum(in_turn, turned)
         else:
             narrow = float(o.cell_bytes < wide)
-            copied = copied + size * staged * (once + four * (1 - narrow))
+            copied = copied + size * staged * (once + x.four * (1 - narrow))
             if o.cell_bytes >= 1:
                 rest = (1 - staged) * size
             elif o.along_k:
-                rest = (1 - staged) * size / _parts(operands, o, k, warps)
+                rest = (1 - staged) * size / _parts(x, o)
             else:
                 rest = widened
-            beside = beside + where(four * narrow > 0, widened, rest)
+            beside = beside + where(x.four * narrow > 0, widened, rest)
     return copied + beside + in_turn
 
 
-def _is_staged(
-    target: Target, dtype: DType, o: Staged, k: Number, threads: Number, four: Number
-) -> Number:
+def _is_staged(x: ProductStep, o: Staged) -> Number:
     """1 where the copies of an operand run ahead: a thread copies 4 bytes or more that lie side by
     side (lib/Dialect/TritonGPU/Transforms/Pipeliner/AssignLatencies.cpp), in the order that its
     products want. That is not the order of bytes that threads hold a whole line of each, and no
     other (lib/Dialect/TritonGPU/IR/Dialect.cpp, getOrderForMemory), nor on sm_90 of bytes across k
     before an instruction of four warps."""
+    target, k = x.target, x.k
+    threads = x.warps * target.sm.warp
     if target.isa == "gfx950":
         return np.ones_like(threads)
     line = (k if o.along_k else o.rows) * o.cell_bytes
     own = o.nbytes(k) / threads
     vector = np.minimum(np.minimum(line, own), VECTOR_BYTES)
     is_turned = np.zeros(np.shape(vector), bool)
-    if o.cell_bytes == 1 and dtype.bits == 8 and not o.along_k:
+    if o.cell_bytes == 1 and x.dtype.bits == 8 and not o.along_k:
         is_turned = (vector == line) & (own == line)
-        is_turned = is_turned | ((np.asarray(four) > 0) & (target.isa == "sm_90"))
+        is_turned = is_turned | ((np.asarray(x.four) > 0) & (target.isa == "sm_90"))
     return 1.0 * ((vector >= LEAST_BYTES) & ~is_turned)
 
 
-def _stays_in_warps(
-    target: Target,
-    dtype: DType,
-    operands: tuple[Staged, Staged],
-    o: Staged,
-    k: Number,
-    warps: Number,
-) -> Number:
+def _stays_in_warps(x: ProductStep, o: Staged) -> Number:
     """1 where the cells of a packed operand reach the threads that multiply them by shuffles alone:
     within their warp, and by fewer than two exchanges of lanes for registers (Triton,
     lib/Analysis/Utility.cpp, cvtNeedsWarpShuffle). Counted in bits of an index."""
-    square = _square(operands)
-    first, last, columns = _loaded(o, k, warps, log2(target.sm.warp))
-    taken = log2(_cells(target, dtype, k, square))
+    square, lane = x.square, log2(x.target.sm.warp)
+    first, last, columns = _loaded(x, o, lane)
+    taken = log2(_cells(x, square))
     side = log2(square)
-    kept = np.minimum(last, taken + log2(target.sm.warp) - side) - np.maximum(first, taken)
+    kept = np.minimum(last, taken + lane - side) - np.maximum(first, taken)
     moved = (last - first) - np.maximum(kept, 0) + np.maximum(columns - side, 0)
-    rows, across = (o.rows / square for o in operands)
-    side_by_side = _warps_across(rows, across, warps, 0.5)
-    same = (columns == side) & (side_by_side == warps) | (np.asarray(warps) == 1)
+    side_by_side = _warps_across(x.left.rows / square, x.right.rows / square, x.warps, 0.5)
+    same = (columns == side) & (side_by_side == x.warps) | (np.asarray(x.warps) == 1)
     return 1.0 * (same & (moved < 2))
 
 
-def _loaded(o: Staged, k: Number, warps: Number, lane: float) -> tuple[Number, Number, Number]:
+def _loaded(x: ProductStep, o: Staged, lane: float) -> tuple[Number, Number, Number]:
     """How a packed operand lies in threads as it is loaded along k, in bits of an index: those of k
     below the first number are of a thread, those up to the second of lanes; the third are bits of
     columns that lanes have too. Warps have the next of columns, and threads the rest."""
-    own = np.maximum(o.nbytes(k) / (warps * 2**lane), 1)
-    first = log2(np.minimum(np.minimum(k * o.cell_bytes, own), VECTOR_BYTES))
+    own = np.maximum(o.nbytes(x.k) / (x.warps * 2**lane), 1)
+    first = log2(np.minimum(np.minimum(x.k * o.cell_bytes, own), VECTOR_BYTES))
     first = first - log2(o.cell_bytes)
-    last = np.minimum(log2(k), first + lane)
+    last = np.minimum(log2(x.k), first + lane)
     return first, last, lane - (last - first)
 
 
-def _parts(operands: tuple[Staged, Staged], o: Staged, k: Number, warps: Number) -> Number:
+def _parts(x: ProductStep, o: Staged) -> Number:
     """In how many parts a packed operand passes through shared memory on NVIDIA's: parts that
     threads have both before and after, besides words of 4 bytes (Triton, lib/Tools/
     GenericSwizzling.cpp). An instruction takes of a thread 4 cells that lie side by side along k,
     of 16, and of 8 columns (PTX ISA, mma.m16n8)."""
-    first, _, columns = _loaded(o, k, warps, 5.0)
-    side_by_side = _warps_across(operands[0].rows / 16, operands[1].rows / 8, warps, 2.0)
+    first, _, columns = _loaded(x, o, 5.0)
+    side_by_side = _warps_across(x.left.rows / 16, x.right.rows / 8, x.warps, 2.0)
     low = -log2(o.cell_bytes)
     along = np.maximum(np.minimum(first, 2) - low, 0) + np.maximum(first - 4, 0)
-    before, after = columns + log2(warps), 3 + log2(side_by_side)
+    before, after = columns + log2(x.warps), 3 + log2(side_by_side)
     whole = np.maximum(log2(o.rows) - np.maximum(before, after), 0)
     return 2.0 ** np.maximum(along + whole - 2, 0)
 
 
-def _copies(
-    target: Target,
-    dtype: DType,
-    operands: tuple[Staged, Staged],
-    o: Staged,
-    size: Number,
-    k: Number,
-    stages: Number,
-) -> Number:
+def _copies(x: ProductStep, o: Staged) -> Number:
     """Bytes of an operand's copies on AMD."""
-    if target.isa != "gfx950":
-        return size * (stages - 1)
-    nbytes = size * stages
-    square = _square(operands)
-    lot = target.sm.warp * VECTOR_BYTES  # that a warp copies at once, side by side
+    size = o.nbytes(x.k)
+    if x.target.isa != "gfx950":
+        return size * (x.stages - 1)
+    nbytes = size * x.stages
+    lot = x.target.sm.warp * VECTOR_BYTES  # that a warp copies at once, side by side
     gaps = np.ceil(nbytes / lot) - 1
-    padded = nbytes + gaps * _gap_bytes(target, dtype, o, k, square)
+    padded = nbytes + gaps * _gap_bytes(x, o)
     return np.ceil(padded / ALIGNED_BYTES) * ALIGNED_BYTES
 
 
-def _gap_bytes(target: Target, dtype: DType, o: Staged, k: Number, square: Number) -> Number:
-    """Bytes between what warps copy on a gfx950, so that rows begin in other banks; `square` are
-    the rows and columns of a matrix instruction. None where rows are too few, or cells of 4 bytes.
-    """
-    cell = o.cell_bytes
+def _gap_bytes(x: ProductStep, o: Staged) -> Number:
+    """Bytes between what warps copy on a gfx950, so that rows begin in other banks. None where rows
+    are too few, or cells of 4 bytes."""
+    cell, k, square = o.cell_bytes, x.k, x.square
     if cell > 2:
         return 0.0 * square
-    taken = cell * _cells(target, dtype, k, square)  # bytes along k that a lane gives at once
+    taken = cell * _cells(x, square)  # bytes along k that a lane gives at once
     if o.along_k:
         gap = where(taken == 16, where(square == 16, 2.0, 1.0) * taken, 8.0)
         strict, banks = taken == 16, where(taken == 16, 256.0, 128.0)
@@ -215,16 +208,11 @@ def _gap_bytes(target: Target, dtype: DType, o: Staged, k: Number, square: Numbe
         row, rows = o.rows * cell, k
     lanes = np.maximum(row / VECTOR_BYTES, 1.0)
     apart = np.floor(np.minimum(row, banks) / gap)  # rows that begin in different banks
-    wanted = target.sm.warp / lanes * apart
+    wanted = x.target.sm.warp / lanes * apart
     conflicts = 1 + np.maximum(np.ceil(log2(np.maximum(wanted, 1.0) / rows)), 0.0)
     most = where(strict, 1.0, 2.0)
     fits = (apart >= conflicts) & (conflicts <= most) & (row >= VECTOR_BYTES)
     return where(fits, gap, 0.0)
-
-
-def _square(operands: tuple[Staged, Staged]) -> Number:
-    """Rows and columns of a matrix instruction on AMD."""
-    return where(np.minimum(operands[0].rows, operands[1].rows) >= 32, 32.0, 16.0)
 
 
 def _warps_across(rows: Number, columns: Number, warps: Number, shape: float) -> Number:
@@ -240,10 +228,11 @@ def _warps_across(rows: Number, columns: Number, warps: Number, shape: float) ->
     return where(across > columns, down, across)
 
 
-def _cells(target: Target, dtype: DType, k: Number, square: Number) -> Number:
+def _cells(x: ProductStep, square: Number) -> Number:
     """Cells along k that a matrix instruction takes of each lane; on gfx950 of the longest that the
     step holds (MfmaGroup.cpp; fp8 and i8 have one of twice the length)."""
-    if target.isa != "gfx950":
+    dtype, k = x.dtype, x.k
+    if x.target.isa != "gfx950":
         return (4.0 if dtype.bits > 8 else 8.0) + 0 * square
     if dtype.bits > 8:
         return where((square == 32) | (np.asarray(k) >= 32), 8.0, 4.0)
