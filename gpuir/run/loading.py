@@ -9,7 +9,7 @@ import os
 import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from importlib.util import find_spec
 from inspect import signature
@@ -117,8 +117,7 @@ TAKES = {  # which options each kind of model has a use for
     "a Hugging Face config": "dims task dtype attention phase past cache_dtype mask "
     "expert_skew converters strict channels_last",
 }
-TRAINING = (*("autodiff", "loss", "optimizer", "fused", "clip", "accumulate", "checkpoint"),)
-PRECISION = ("autocast", "fast_norms", "weights")
+UNTRAINED = ("train", "autocast", "fast_norms", "weights")  # of a step's, those that a run may have
 LOG = logging.getLogger("gpuir.run.loading")
 LOSS_SCALE = 65536.0  # torch.amp.GradScaler's first, which f16 alone needs
 
@@ -218,10 +217,10 @@ class _TrainingStep:
     @classmethod
     def of(cls, options: LoadOptions) -> _TrainingStep:
         """Taken out of the options; UsageError for what makes no sense."""
-        names = ("train", *TRAINING, *PRECISION)
+        names = [f.name for f in fields(cls) if f.name in LoadOptions.__annotations__]
         given: dict[str, Any] = {n: options.pop(n) for n in names if n in options}
         made = cls(**{name: value for name, value in given.items() if value})
-        asked = [name for name in TRAINING if getattr(made, name)]
+        asked = [name for name in names if name not in UNTRAINED and getattr(made, name)]
         if asked and not made.train:
             raise UsageError(f"{', '.join(asked)} needs a training step", fix="add --train")
         if made.autodiff not in (None, "torch", "gpuir"):
