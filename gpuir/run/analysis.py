@@ -132,33 +132,6 @@ def analyze(
     `batch` is how many items a run does at once: without it, what the graph was built for.
     `warnings` are shown in the report.
     """
-    graph = costed(
-        model,
-        *given,
-        target=target,
-        predictor=predictor,
-        schedule=schedule,
-        profile=profile,
-        tf32=tf32,
-        cluster=cluster,
-        **options,
-    )
-    return answer(graph, warnings=warnings, batch=batch)
-
-
-def costed(
-    model: Graph | Source,
-    *given: Any,
-    target: str | None = None,
-    predictor: str | Predictor | Release = "tile",
-    schedule: str | PathLike[str] | Schedule = "",
-    profile: str | PathLike[str] | None = None,
-    tf32: bool | None = None,
-    cluster: str | PathLike[str] | None = None,
-    **options: Unpack[LoadOptions],
-) -> Graph:
-    """The costed graph of what `analyze` answers, with the same arguments, or with the kernels of a
-    `Release` in place of those that the profile says."""
     args: list[Any] = []
     for thing in given:  # the target, or a module's arguments: a tuple, or one by one
         if isinstance(thing, str | PathLike) and target is None:
@@ -178,6 +151,30 @@ def costed(
     if args:
         options["args"] = args[0] if len(args) == 1 else tuple(args)
     g = model if isinstance(model, Graph) else load(model, profile=profile, tf32=tf32, **options)
+    made = costed(
+        g,
+        target=target,
+        predictor=predictor,
+        schedule=schedule,
+        profile=profile,
+        tf32=tf32,
+        cluster=cluster,
+    )
+    return answer(made, warnings=warnings, batch=batch)
+
+
+def costed(
+    g: Graph,
+    *,
+    target: str | None = None,
+    predictor: str | Predictor | Release = "tile",
+    schedule: str | PathLike[str] | Schedule = "",
+    profile: str | PathLike[str] | None = None,
+    tf32: bool | None = None,
+    cluster: str | PathLike[str] | None = None,
+) -> Graph:
+    """The costed graph of what `analyze` answers, or with the kernels of a `Release` in place of
+    those that the profile says."""
     _check_target(g, target)
     _check_done(g, predictor, schedule, tf32)
     g = lower(g, profile=profile, tf32=tf32, target=g.target or target)
