@@ -85,25 +85,15 @@ def count(work: Work, tiles: Tiles, target: Target) -> ProductBlocks:
     nest = cut(work, tiles)
     rows, cols, deep = names(work)
     m, n, k = (np.asarray(nest.sizes[d], float) for d in (rows, cols, deep))
-    extents = {d: np.maximum(e, 1.0) for d, e in work.extents.items()}
-    down, across = nest.counts[rows], nest.counts[cols]
-    matrices = product(extents[d] for d in work.grid if d not in (rows, cols))
-    if isinstance(work.detail, Grouped):
-        # rows fall to groups at random (a Poisson law): the tiles that hold one at least, and half
-        # a tile more in each that is cut off
-        mean = work.extents[rows]
-        down = np.maximum(1 - np.exp(-mean), mean / m + 0.5 * np.minimum(1.0, 2 * mean / m))
-    blocks = matrices * down * across * tiles.split
-    steps = np.ceil(extents[deep] * work.density / (k * tiles.split))
     inputs = [o for o in work.operands if o.staging in ("staged", "held")]
     left, right = inputs[0], inputs[1]
     a, w = left.cell_bytes, right.cell_bytes
     left_bytes, right_bytes, held_bytes = m * k * a, n * k * w, 0.0
-    scores, right_all = 0.0, right.nbytes
+    scores = 0.0
     if work.kernel == "k.attention":  # queries stay, keys and values go by
         left_bytes, held_bytes = 0.0, m * a
         right_bytes = k * (w + n * inputs[2].cell_bytes)
-        scores, right_all = m * k, right.nbytes + inputs[2].nbytes
+        scores = m * k
         w = a
     wide = has_clusters(target)
     four = (m >= GROUP_ROWS) & (tiles.warps % 4 == 0)
@@ -131,20 +121,18 @@ def count(work: Work, tiles: Tiles, target: Target) -> ProductBlocks:
             form=work.form,
         )
         smem = smem_bytes(step)
-    none = 0.0 * blocks
     narrow = 1.0 * np.less(w, a)
+    grid = of_grid(work, tiles, m, n, k)
+    none = 0.0 * grid["blocks"]
     found: dict[str, Number] = dict(  # noqa: C408
         m=m,
         n=n,
         k=k,
         warps=tiles.warps,
-        blocks=blocks,
-        steps=steps,
         stages=buffers,
         grouped_warps=grouped,
         warps_down=warps_down,
         warps_across=np.maximum(tiles.warps / warps_down, 1.0),
-        density=work.products / np.maximum(float(work.multiply_add) * work.points, 1.0),
         left_bytes=left_bytes,
         right_bytes=right_bytes,
         unpacked=n * k * narrow,
@@ -152,18 +140,38 @@ def count(work: Work, tiles: Tiles, target: Target) -> ProductBlocks:
         out_bytes=m * n * out,
         scores=scores,
         smem_bytes=smem,
-        split=tiles.split,
-        down=down,
-        across=across,
-        group=np.minimum(np.asarray(tiles.group, float), np.maximum(down, 1.0)),
-        matrices=matrices,
-        left_all=left.nbytes,
-        right_all=right_all,
-        out_all=sum((o.nbytes for o in written), 0.0),
-        products=work.products,
-        lane_ops=work.lane_ops,
     )
-    return ProductBlocks(wide, **{name: v + none for name, v in found.items()})
+    return ProductBlocks(wide, **{name: v + none for name, v in (found | grid).items()})
+
+
+def of_grid(work: Work, tiles: Tiles, m: Number, n: Number, k: Number) -> dict[str, Number]:
+    """Of the counts those that the extents of a kernel move, under tiles of m, n and k."""
+    rows, cols, deep = names(work)
+    extents = {d: np.maximum(e, 1.0) for d, e in work.extents.items()}
+    down, across = np.ceil(extents[rows] / m), np.ceil(extents[cols] / n)
+    matrices = product(extents[d] for d in work.grid if d not in (rows, cols))
+    if isinstance(work.detail, Grouped):
+        # rows fall to groups at random (a Poisson law): the tiles that hold one at least, and half
+        # a tile more in each that is cut off
+        mean = work.extents[rows]
+        down = np.maximum(1 - np.exp(-mean), mean / m + 0.5 * np.minimum(1.0, 2 * mean / m))
+    left, *others = (o.nbytes for o in work.operands if o.staging in ("staged", "held"))
+    right = others[0] + others[1] if work.kernel == "k.attention" else others[0]
+    return {
+        "blocks": matrices * down * across * tiles.split,
+        "steps": np.ceil(extents[deep] * work.density / (k * tiles.split)),
+        "density": work.products / np.maximum(float(work.multiply_add) * work.points, 1.0),
+        "split": tiles.split,
+        "down": down,
+        "across": across,
+        "group": np.minimum(np.asarray(tiles.group, float), np.maximum(down, 1.0)),
+        "matrices": matrices,
+        "left_all": left,
+        "right_all": right,
+        "out_all": sum((o.nbytes for o in work.operands if o.staging == "written"), 0.0),
+        "products": work.products,
+        "lane_ops": work.lane_ops,
+    }
 
 
 BOUND = 0.25  # assumed: what configurations that formulas take for alike may differ by
@@ -228,16 +236,36 @@ def features(
     }
 
 
+@dataclass(frozen=True)
+class Step(BlockCounts):
+    """What a block takes for a step, in clocks, whatever the extents of its kernel."""
+
+    resident: Number  # blocks that an SM holds at once
+    busy: Number  # of the SM, others beside it
+    alone: Number  # of the block, by itself
+    ahead: Number  # steps whose copies are under way
+    bytes_in: Number
+    stores: Number  # at the end, of its results
+
+
 def seconds(
     s: Sheet, c: ProductBlocks, work: Work, target: Target, p: Mapping[str, Number]
 ) -> Terms:
     """The terms of counted blocks."""
+    compute, memory, join = times(s, c, step_of(s, c, work, target, p), target, p)
+    total = joined(s, p["overlap"], compute, memory) + p["start"] * 1e-6 + join
+    roof = c.products / target.peak("tensor", work.rate_dtype)
+    return Terms(compute, memory, total - s.xp.maximum(compute, memory), roof)
+
+
+def step_of(
+    s: Sheet, c: ProductBlocks, work: Work, target: Target, p: Mapping[str, Number]
+) -> Step:
+    """What a step takes of counted blocks."""
     xp, sm = s.xp, target.sm
-    clock = target.tensor_clock_hz or target.clock_hz
     peak = target.peak("tensor", work.rate_dtype)
     h = held(s, c, work, target, p)
-    # one step of one block
-    rate = peak * p["inner"] / (target.sms * clock)
+    rate = peak * p["inner"] / (target.sms * _clock_hz(target))
     if c.wide:
         rate = rate * xp.where(c.grouped_warps > 0, 1.0, p["narrow"])
     flops = work.multiply_add * c.m * c.n * c.k * c.density
@@ -260,22 +288,31 @@ def seconds(
     slowly = s.put("work of a step alone", worked(mma * few), "clocks")
     ahead = xp.maximum((c.stages - 1 + (1 - c.grouped_warps)) * p["ahead"], 0.5)
     late = s.put("wait of a step", p["wait"] / (ahead + 0.5), "clocks")
-    stores = c.out_bytes / p["store bytes"]
-    busy = c.steps * step + 0.2 * p["block"] + stores
     slow = joined(s, p["overlap"], slowly, late)  # what is late shows before all of it does
-    alone = c.steps * slow + p["wait"] + p["block"] + stores
+    stores = c.out_bytes / p["store bytes"]
+    return Step(h.resident, step, slow, ahead, bytes_in=bytes_in, stores=stores)
+
+
+def times(
+    s: Sheet, c: ProductBlocks, step: Step, target: Target, p: Mapping[str, Number]
+) -> tuple[Number, Number, Number]:
+    """Seconds of arithmetic and of memory, which overlap, and those that it takes to join the parts
+    of a sum: of blocks that take such steps."""
+    xp, sm, clock = s.xp, target.sm, _clock_hz(target)
+    busy = c.steps * step.busy + 0.2 * p["block"] + step.stores
+    alone = c.steps * step.alone + p["wait"] + p["block"] + step.stores
     busy, alone = s.put("block", busy, "clocks"), s.put("block alone", alone, "clocks")
     tail, leak = p["tail"], p["blocks leak"]
     spent = clocks(
-        s, c.blocks, h.resident, target.sms, busy=busy, alone=alone, tail=tail, leak=leak
+        s, c.blocks, step.resident, target.sms, busy=busy, alone=alone, tail=tail, leak=leak
     )
     own = c.lane_ops * xp.where(c.scores > 0, 0.0, 1.0)
     lane_s = own / target.peak("vector", f32) * sm.flops_per_lane_clock * 0.1
-    feed = c.blocks * c.steps * bytes_in / (p["l2 share"] * target.l2_bytes_per_s)
+    feed = c.blocks * c.steps * step.bytes_in / (p["l2 share"] * target.l2_bytes_per_s)
     feed = s.put("operands from the l2", feed, "s")  # which all SMs share, however many
     compute = s.put("busiest SM", xp.maximum(spent / clock, feed) + lane_s, "s")
     # what moves
-    at_once = xp.minimum(target.sms * h.resident, c.blocks)
+    at_once = xp.minimum(target.sms * step.resident, c.blocks)
     one = xp.maximum(c.down * c.across * c.split, 1e-9)  # blocks of one matrix
     window = xp.maximum(xp.minimum(at_once, one), 1.0)
     columns = xp.minimum(c.across, xp.maximum(window / xp.maximum(c.group, 1.0), 1.0))
@@ -290,18 +327,19 @@ def seconds(
     dram = c.right_all * (1 + right_again * missed_right) + c.out_all
     dram = dram + c.left_all * (1 + left_again * missed_left)
     dram = s.put("dram bytes", dram, "bytes")
-    flying = at_once * bytes_in * (ahead + 0.5) * p["flight"]
+    flying = at_once * step.bytes_in * (step.ahead + 0.5) * p["flight"]
     need = target.dram_bytes_per_s * p["wait"] / clock
     fill = flying / (flying + need)
     burst = p["burst HBM" if target.dram.kind.startswith("HBM") else "burst GDDR"]
     row = c.right_bytes / c.n  # which lies along k
     fill = fill * row / (row + burst)
     from_dram = dram / (p["dram share"] * target.dram_bytes_per_s * fill)
-    l2_bytes = c.blocks * (c.steps * bytes_in + c.out_bytes * xp.where(c.split > 1, 3.0, 1.0))
+    l2_bytes = c.blocks * (c.steps * step.bytes_in + c.out_bytes * xp.where(c.split > 1, 3.0, 1.0))
     l2_bytes = s.put("l2 bytes", l2_bytes, "bytes")
     through = l2_bytes / (p["l2 share"] * target.l2_bytes_per_s)
     memory = s.put("from caches and dram", xp.maximum(from_dram, through), "s")
-    join = xp.where(c.split > 1, p["split"] * 1e-6, 0.0)
-    total = joined(s, p["overlap"], compute, memory) + p["start"] * 1e-6 + join
-    roof = c.products / peak
-    return Terms(compute, memory, total - xp.maximum(compute, memory), roof)
+    return compute, memory, xp.where(c.split > 1, p["split"] * 1e-6, 0.0)
+
+
+def _clock_hz(target: Target) -> float:
+    return target.tensor_clock_hz or target.clock_hz
