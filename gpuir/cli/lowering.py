@@ -112,7 +112,7 @@ def analyze(asked: ModelRun, warnings: list[str], model: Graph | None = None) ->
             graphs.append(
                 costed(
                     kernels,
-                    name,
+                    target=name,
                     predictor=predictor,
                     schedule=costing.schedule,
                     tf32=costing.tf32,
