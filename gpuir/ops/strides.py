@@ -1,30 +1,19 @@
-"""Layout ops as numpy sees them: whether one leaves every byte where it is."""
+"""Layout ops by the strides of what they read: whether one leaves every cell where it is."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from functools import lru_cache
-from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
+from gpuir.ir import strides
 from gpuir.ir.graph import Op
+from gpuir.ir.strides import Strided
 from gpuir.ir.types import TensorType
 from gpuir.ops import tensor as t
 
-Strided = NDArray[Any]  # of one byte each: its strides count elements
 
-
-@lru_cache(4096)
 def packed(type: TensorType) -> Strided:
-    """A tensor of this type, for its shape and strides alone: it must not be read."""
-    order = type.order or range(type.rank)
-    strides, step = [0] * type.rank, 1
-    for axis in reversed(order):
-        strides[axis] = step
-        step *= type.shape[axis]
-    return np.lib.stride_tricks.as_strided(np.empty(1, np.int8), type.shape, strides)
+    """How a tensor of this type lies in memory."""
+    return strides.packed(type.shape, type.order)
 
 
 def viewed(x: Strided, op: Op) -> Strided | None:

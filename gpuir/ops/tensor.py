@@ -10,17 +10,15 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from math import ceil, inf, prod
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
+from typing import Any, ClassVar, Literal, get_args
 
 from gpuir.ir.errors import ModelError, PluginError, nearest
 from gpuir.ir.graph import Graph, Op, Value
+from gpuir.ir.strides import Strided
 from gpuir.ir.types import DType, TensorType, bool_, c64, c128, f32, f64, i64
 from gpuir.ops.axes import Axes, alike, broadcasting, named, numbered
 from gpuir.ops.scalar import SCALARS, flops_of
 from gpuir.ops.spread import parse_spread
-
-if TYPE_CHECKING:  # numpy, which the names of ops alone do not need
-    from numpy.typing import NDArray
 
 Scalar = int | float | bool
 Setting = int | float | bool | str
@@ -129,9 +127,8 @@ class Layout(TensorOp):
     kernel: ClassVar[str] = "k.copy"
     fuses: ClassVar[Fusing] = "layout"
 
-    def view(self, x: NDArray[Any]) -> NDArray[Any] | None:
-        """The result as a view of its operand, an array of bytes whose strides count elements
-        (`ops.strides`); None where cells have to move."""
+    def view(self, x: Strided) -> Strided | None:
+        """The result as a view of its operand; None where cells have to move."""
         raise NotImplementedError
 
 
@@ -338,16 +335,12 @@ class Parts(Layout):
     autocast: ClassVar[Autocast] = "kept"
     x: Value
 
-    def view(self, x: NDArray[Any]) -> NDArray[Any] | None:
-        from numpy.lib.stride_tricks import as_strided
-
+    def view(self, x: Strided) -> Strided | None:
         if self.x.type.dtype.kind == "complex":
-            strides = (*(2 * s for s in x.strides), 1)
-            return as_strided(x, (*x.shape, 2), strides)
+            return Strided((*x.shape, 2), (*(2 * s for s in x.strides), 1))
         if x.strides[-1] != 1 or any(s % 2 for s in x.strides[:-1]):
             return None
-        strides = tuple(s // 2 for s in x.strides[:-1])
-        return as_strided(x, x.shape[:-1], strides)
+        return Strided(x.shape[:-1], tuple(s // 2 for s in x.strides[:-1]))
 
     def types(self) -> tuple[TensorType, ...]:
         shape, dtype = self.x.type.shape, self.x.type.dtype
@@ -407,11 +400,8 @@ class Reshape(Layout):
     x: Value
     shape: tuple[int, ...]
 
-    def view(self, x: NDArray[Any]) -> NDArray[Any] | None:
-        try:
-            return x.reshape(self.shape, copy=False)
-        except ValueError:
-            return None
+    def view(self, x: Strided) -> Strided | None:
+        return x.reshape(self.shape)
 
     def axis_names(self) -> Axes:
         """Axes whose extents multiply to the same, from the left, go together: the first of them
@@ -454,7 +444,7 @@ class Transpose(Layout):
     x: Value
     perm: tuple[int, ...]
 
-    def view(self, x: NDArray[Any]) -> NDArray[Any] | None:
+    def view(self, x: Strided) -> Strided | None:
         return x.transpose(self.perm)
 
     def axis_names(self) -> Axes:
@@ -479,10 +469,8 @@ class Broadcast(Layout):
     x: Value
     shape: tuple[int, ...]
 
-    def view(self, x: NDArray[Any]) -> NDArray[Any] | None:
-        from numpy import broadcast_to
-
-        return broadcast_to(x, self.shape)
+    def view(self, x: Strided) -> Strided | None:
+        return x.broadcast_to(self.shape)
 
     def axis_names(self) -> Axes:
         return named(self, "...", x="...")
@@ -507,11 +495,10 @@ class Slice(Layout):
     sizes: tuple[int, ...]
     steps: tuple[int, ...]
 
-    def view(self, x: NDArray[Any]) -> NDArray[Any] | None:
+    def view(self, x: Strided) -> Strided | None:
         if any(s <= 0 for s in self.steps):
             return None
-        rows = zip(self.starts, self.sizes, self.steps, strict=True)
-        return x[tuple(slice(a, a + n * s, s) for a, n, s in rows)]
+        return x.sliced(self.sizes, self.steps)
 
     def axis_names(self) -> Axes:
         rows = zip(self.x.type.shape, self.starts, self.sizes, self.steps, strict=True)
@@ -1721,9 +1708,8 @@ class Shard(Layout):
     sizes: tuple[int, ...]
     strides: tuple[int, ...]
 
-    def view(self, x: NDArray[Any]) -> NDArray[Any] | None:
-        extent = self.result_types[0].shape[self.axis]
-        return x[(*(slice(None),) * self.axis, slice(0, extent))]  # where the first rank's lies
+    def view(self, x: Strided) -> Strided | None:
+        return Strided(self.result_types[0].shape, x.strides)  # where the first rank's lies
 
     def axis_names(self) -> Axes:
         return alike(self, self.axis)

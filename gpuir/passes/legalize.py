@@ -9,11 +9,12 @@ from math import prod
 from gpuir.fusion.launch import accumulated, fused, inlined, product
 from gpuir.ir.build import Builder, begin
 from gpuir.ir.graph import Graph, Level, Loc, Node, Op, Value
+from gpuir.ir.strides import Strided
 from gpuir.ir.types import DType, f32, f64, i32
 from gpuir.ops import kernel as k
 from gpuir.ops import tensor as t
 from gpuir.ops.orders import convolved
-from gpuir.ops.strides import Strided, apart, packed
+from gpuir.ops.strides import apart, packed
 from gpuir.ops.vocabulary import find_op
 from gpuir.passes.manager import Pass
 from gpuir.passes.math import with_math

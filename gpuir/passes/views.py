@@ -9,10 +9,11 @@ from math import prod
 from typing import ClassVar, TypeGuard
 
 from gpuir.ir.graph import Graph, Node, Op, Value
+from gpuir.ir.strides import Strided
 from gpuir.ir.types import TensorType
 from gpuir.ops import kernel as k
 from gpuir.ops import tensor as t
-from gpuir.ops.strides import Strided, viewed
+from gpuir.ops.strides import viewed
 
 Wanted = tuple[Value, tuple[int, ...] | None]  # an operand, and the order that a kernel takes it in
 
@@ -78,7 +79,7 @@ def is_reshape(body: Graph) -> bool:
 
 def view_of(body: Graph, x: Strided) -> Strided | None:
     """The body's result as a view of its one operand, or None where cells would have to move."""
-    if x.size == 0:
+    if 0 in x.shape:
         return None
     for node in body.nodes:
         view = viewed(x, node.op)

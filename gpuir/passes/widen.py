@@ -9,8 +9,9 @@ from gpuir.fusion.launch import fused, inner, is_unpacking, known, needed, weigh
 from gpuir.ir.build import begin, within
 from gpuir.ir.graph import Graph, Level, Node, Value
 from gpuir.ir.phases import phase_of
+from gpuir.ir.strides import Strided
 from gpuir.ops import tensor as t
-from gpuir.ops.strides import Strided, packed, viewed
+from gpuir.ops.strides import packed, viewed
 from gpuir.passes.fuse import kind_of
 from gpuir.passes.manager import Pass
 
@@ -175,7 +176,7 @@ def followers(v: Value, nodes: Sequence[Node]) -> list[Value]:
         if isinstance(n.op, t.Layout):
             x = lies.get(n.op.operands[0])
             view = None if x is None else viewed(x, n.op)
-            if view is not None and view.flags.c_contiguous:
+            if view is not None and view.is_packed:
                 lies[w] = view
                 there.add(w)
         elif isinstance(n.op, t.Pointwise | t.Generating):

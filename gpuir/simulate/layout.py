@@ -12,9 +12,10 @@ from typing import Literal, NamedTuple, get_args
 
 from gpuir.ir.errors import ModelError
 from gpuir.ir.graph import Graph, Level, Loc, Node, Op, Role, Value
+from gpuir.ir.strides import Strided
 from gpuir.ops import kernel as k
 from gpuir.ops import tensor as t
-from gpuir.ops.strides import Strided, packed, viewed
+from gpuir.ops.strides import packed, viewed
 from gpuir.stacks.allocators import BLOCK, UNLIMITED, rounded
 
 MemoryKind = Literal[

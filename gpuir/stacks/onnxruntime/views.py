@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from gpuir.fusion.launch import unpacks_own
 from gpuir.ir.graph import Graph, Op, Value
+from gpuir.ir.strides import Strided
 from gpuir.ops import tensor as t
-from gpuir.ops.strides import Strided
 from gpuir.passes.views import Views, is_reshape
 
 

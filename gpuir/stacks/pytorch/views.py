@@ -8,10 +8,11 @@ from typing import ClassVar
 
 from gpuir.ir.graph import Node, Op, Value
 from gpuir.ir.phases import phase_of
+from gpuir.ir.strides import Strided
 from gpuir.ir.types import TensorType, channels_last
 from gpuir.ops import kernel as k
 from gpuir.ops import tensor as t
-from gpuir.ops.strides import Strided, apart
+from gpuir.ops.strides import apart
 from gpuir.passes.views import Views, Wanted, inside, is_layout, is_packed, is_parted, memory_order
 
 FLAT = t.Pointwise | t.Layout | t.Generating | t.Indexing | t.Scattering | t.Joining

@@ -6,8 +6,9 @@ from collections.abc import Container
 
 from gpuir.fusion.flow import Flow
 from gpuir.ir.graph import Node, Value
+from gpuir.ir.strides import Strided
 from gpuir.ops import tensor as t
-from gpuir.ops.strides import Strided, packed, viewed
+from gpuir.ops.strides import packed, viewed
 
 
 def is_bag(flow: Flow, node: Node) -> bool:

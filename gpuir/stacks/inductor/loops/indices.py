@@ -6,11 +6,10 @@ from collections.abc import Iterable
 from math import prod
 from typing import NamedTuple
 
-import numpy as np
-
 from gpuir.ir.graph import Op, Value
+from gpuir.ir.strides import Strided
 from gpuir.ops import tensor as t
-from gpuir.ops.strides import Strided, packed, viewed
+from gpuir.ops.strides import packed, viewed
 
 
 class Read(NamedTuple):
@@ -30,10 +29,6 @@ class Index(NamedTuple):
     leaf: Value
     dims: tuple[tuple[int, int], ...]
     offset: int
-
-
-def strided(r: Read, shape: tuple[int, ...]) -> Strided:
-    return np.lib.stride_tricks.as_strided(np.empty(1, np.int8), shape, r.strides)
 
 
 def wide_strides(x: Strided) -> tuple[int, ...]:
@@ -74,19 +69,19 @@ def laid_out(r: Read, shape: tuple[int, ...], op: Op) -> Read:
     """The read in each cell of what a layout op makes."""
     if r.strides is None:
         return r
-    x = strided(r, shape)
+    x = Strided(shape, r.strides)
     y = viewed(x, op)
     if y is None:
         return astray(r)
     offset = r.offset
     if isinstance(op, t.Slice):
         offset += sum(a * s for a, s in zip(op.starts, x.strides, strict=True))
-    return Read(r.leaf, tuple(y.strides), offset)
+    return Read(r.leaf, y.strides, offset)
 
 
 def whole(v: Value) -> Read:
     """A tensor read cell by cell, as it lies."""
-    return Read(v, tuple(packed(v.type).strides))
+    return Read(v, packed(v.type).strides)
 
 
 def row(v: Value) -> Read:

@@ -11,8 +11,9 @@ from gpuir.fusion.flow import Flow
 from gpuir.fusion.launch import is_call, is_unpacking
 from gpuir.ir.graph import Node, Value
 from gpuir.ir.phases import phase_of
+from gpuir.ir.strides import Strided
 from gpuir.ops import tensor as t
-from gpuir.ops.strides import Strided, packed, viewed
+from gpuir.ops.strides import packed, viewed
 from gpuir.stacks.inductor.channels_last import has_channels_innermost
 from gpuir.stacks.inductor.loops.calls import bias_of, inside_bags, is_bag, is_factor
 from gpuir.stacks.inductor.loops.indices import (
