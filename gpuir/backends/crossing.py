@@ -21,7 +21,9 @@ def crossing_report(crossings: Sequence[Crossing]) -> Report:
 
 
 def _parts(c: Crossing) -> Iterator[Part]:
-    yield Heading(f"{c.model} on {c.title or c.target} under {c.profile}: {c.dim} and the host")
+    a = c.run
+    place = a.device.title or a.target
+    yield Heading(f"{a.model} on {place} under {a.profile}: {c.dim} and the host")
     yield Notes([(c.dim, verdict(c))])
     yield _tried(c)
 
@@ -39,7 +41,7 @@ def _tried(c: Crossing) -> Table:
             Column(field="busy_s", value=lambda x: x[1].busy_s),
             Column(field="host_bound", value=lambda x: x[1].is_host_bound),
         ),
-        {"model": c.model, "target": c.target, "profile": c.profile, "dim": c.dim},
+        {**record(c.run, "model target profile"), "dim": c.dim},
     )
 
 

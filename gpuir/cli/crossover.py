@@ -61,14 +61,6 @@ def search(asked: ModelRun, dim: str) -> list[Crossing]:
     first = answers(least)
     most = max(MOST, least)
     return [
-        Crossing(
-            model=a.model,
-            target=a.target,
-            title=a.device.title,
-            profile=a.profile,
-            dim=dim,
-            most=most,
-            search=crossover(lambda value, i=i: run(value, i), least, most),
-        )
+        Crossing(a, dim, most, crossover(lambda value, i=i: run(value, i), least, most))
         for i, a in enumerate(first)
     ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gpuir.plan.crossover import Crossover
-from gpuir.report.answer import Device
+from gpuir.report.answer import Answer, Device
 from gpuir.simulate.largest import Largest
 
 
@@ -25,12 +25,10 @@ class LargestFit:
 
 @dataclass(frozen=True)
 class Crossing:
-    """The search along a dimension of one model on one device under one profile."""
+    """The search along a dimension: what the `run` of a model is on one device under one profile
+    at the least value, and up to which `most` was tried."""
 
-    model: str
-    target: str
-    title: str
-    profile: str
+    run: Answer
     dim: str
     most: int
     search: Crossover
