@@ -165,8 +165,8 @@ def analyze(
 
 def costed(
     g: Graph,
-    *,
     target: str | None = None,
+    *,
     predictor: str | Predictor | Release = "tile",
     schedule: str | PathLike[str] | Schedule = "",
     profile: str | PathLike[str] | None = None,
