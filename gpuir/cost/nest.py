@@ -63,6 +63,18 @@ class Tiles:
         given |= {part: dict(getattr(tile, part)) for part in PARTS}
         return Tiles(whole | {d: float(n) for d, n in tile.dims}, **given)
 
+    def note(self, i: int) -> Tile:
+        """The one at a place, as a note."""
+
+        def whole(n: Number) -> int:
+            return int(n if np.ndim(n) == 0 else n[i if len(n) > 1 else 0])
+
+        given: dict[str, Any] = {name: whole(getattr(self, name)) for name in PLAIN}
+        for part in PARTS:
+            options = getattr(self, part).items()
+            given[part] = tuple((of, whole(n)) for of, n in options if whole(n))
+        return Tile(tuple((d, whole(n)) for d, n in self.dims.items()), **given)
+
     @staticmethod
     def joined(parts: Sequence[Tiles]) -> Tiles:
         """Those of several parts, one after another, which are all along the same dimensions."""

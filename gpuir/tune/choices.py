@@ -92,7 +92,7 @@ class Choices:
                 fix="use a configuration that the tuner was given",
             )
         name = self.kernel.name
-        return Schedule(name, self.target.name, (((name,), space.tile_at(self.tiles, place)),))
+        return Schedule(name, self.target.name, (((name,), self.tiles.note(place)),))
 
     @cached_property
     def log_s(self) -> Floats:

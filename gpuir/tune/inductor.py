@@ -27,7 +27,7 @@ from gpuir.targets.load import load_target
 from gpuir.targets.target import Target
 from gpuir.tune.keep import keep
 from gpuir.tune.kernels import Kernel, kernel
-from gpuir.tune.space import predict, tile_at
+from gpuir.tune.space import predict
 from gpuir.tune.tutorials import dtype_named
 
 TEMPLATES = ("mm", "bmm")  # names of Inductor's templates that are plain blocked products
@@ -281,7 +281,7 @@ def _kept(
     found = list(configs)
     try:
         work, tiles = judged()
-        cost = generated.cost_of(work.work, tile_at(tiles, 0), seen.target)
+        cost = generated.cost_of(work.work, tiles.note(0), seen.target)
         if cost.unseen:
             raise UsageError(f"unseen {' '.join(cost.unseen)}")
         places = keep(predict(work, tiles, seen.target).time_s, seen.top, usual)

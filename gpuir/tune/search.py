@@ -32,7 +32,6 @@ from gpuir.tune.space import (
     device_of,
     predict,
     size,
-    tile_at,
 )
 
 Places = np.ndarray[Any, np.dtype[np.intp]]
@@ -90,7 +89,7 @@ def search(
     places, found = find(kernel, space, min(usually if tries is None else tries, fitting), predict)
     best = [
         Ranked(
-            plain(kernel.work, tile_at(space, int(places[i]))),
+            plain(kernel.work, space.note(int(places[i]))),
             float(found.time_s[i]),
             (float(found.low_s[i]), float(found.high_s[i])),
         )

@@ -196,19 +196,6 @@ def candidates(kernel: Kernel, target: str | Target = "") -> Tiles:
     return spread.take(np.flatnonzero(is_legal(kernel.work, spread, device, count).ok))
 
 
-def tile_at(tiles: Tiles, i: int) -> Tile:
-    """One of many tiles, as a note."""
-
-    def whole(n: Number) -> int:
-        return int(np.asarray(n).reshape(-1)[i if np.size(n) > 1 else 0])
-
-    given: dict[str, Any] = {name: whole(getattr(tiles, name)) for name in PLAIN}
-    for part in PARTS:
-        options = getattr(tiles, part).items()
-        given[part] = tuple((of, whole(n)) for of, n in options if whole(n))
-    return Tile(tuple((d, whole(n)) for d, n in tiles.dims.items()), **given)
-
-
 @dataclass(frozen=True)
 class Ranked:
     """A configuration, what it is predicted to take, and between what 80 % of them lie."""
@@ -235,7 +222,7 @@ def heuristics(kernel: Kernel, target: str | Target = "", count: int = 8) -> lis
     found = predict(replace(kernel, target=device), tiles, device)
     return [
         Ranked(
-            tile_at(tiles, i),
+            tiles.note(i),
             float(found.time_s[i]),
             (float(found.low_s[i]), float(found.high_s[i])),
         )

@@ -184,7 +184,7 @@ def schedule_of(workload: Any, scheduled: Any, target: str | Target) -> Schedule
             expected="one GPU function whose loops are bound to blocks and threads",
             found=str(why),
         ) from None
-    return Schedule(kernel.name, device.name, (((kernel.name,), space.tile_at(tiles, 0)),))
+    return Schedule(kernel.name, device.name, (((kernel.name,), tiles.note(0)),))
 
 
 # ---------------------------------------------------------------------------- without a device
