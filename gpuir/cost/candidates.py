@@ -102,11 +102,23 @@ def _table(rows: Iterable[tuple[int, ...]]) -> np.ndarray[tuple[int, int], np.dt
     return np.array(list(rows), dtype=np.float64)
 
 
+def same_tiles(bits: int, m: int, n: int, k: int) -> tuple[int, int, int]:
+    """The least extents of a product on matrix units that has the same tiles."""
+    steps = (s for s in _steps(bits)[:2] if s <= k)
+    return _cap(m, 16, 256), _cap(n, 16, 256), next(steps, 1)
+
+
+def _steps(bits: int) -> tuple[int, int, int]:
+    """Cells of a long, a usual and a short step along k: 128, 64 and 32 bytes."""
+    return 128 * 8 // bits, 64 * 8 // bits, 32 * 8 // bits
+
+
 def _products(work: Work, m: int, n: int, k: int):
-    """Tiles of products of these extents: one table serves all kernels with the same caps."""
-    deep, wide, least = (nbytes * 8 // work.dtype.bits for nbytes in (128, 64, 32))
+    """Tiles of products of these extents: one table serves all that have the same."""
+    m, n, k = same_tiles(work.dtype.bits, m, n, k)
+    deep, wide, least = _steps(work.dtype.bits)
     ks = tuple(s for s in (deep, wide) if s <= k) or (least,)
-    return _matrix(_cap(m, 16, 256), _cap(n, 16, 256), ks, bool(work.reduced))
+    return _matrix(m, n, ks, bool(work.reduced))
 
 
 @lru_cache(maxsize=1024)

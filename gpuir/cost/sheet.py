@@ -40,6 +40,15 @@ class Sheet:
         return values
 
 
+class Unwritten(Sheet):
+    """A sheet that keeps nothing, so that the numbers on their way need no room."""
+
+    def put(
+        self, name: str, value: Number, unit: str = "", source: str = "", *, terse: bool = False
+    ) -> Number:
+        return value
+
+
 @dataclass(frozen=True)
 class Factor:
     """A named number of a family's formulas, the same on all devices until it is calibrated.

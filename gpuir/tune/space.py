@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from typing import Any
+from typing import Any, overload
 
 import numpy as np
 
@@ -13,11 +13,12 @@ from gpuir.cost import generated
 from gpuir.cost import tile as library
 from gpuir.cost.candidates import of_any
 from gpuir.cost.generated.legal import is_legal
+from gpuir.cost.generated.shortlist import Fastest, fastest_of
 from gpuir.cost.legal import Legal, joined
 from gpuir.cost.nest import PARTS, PLAIN, Tiles
 from gpuir.cost.sheet import Number
 from gpuir.cost.work import Work
-from gpuir.ir.door import ArgumentKind, takes, whole
+from gpuir.ir.door import ArgumentKind, of_type, refuse, takes, whole
 from gpuir.ir.errors import UsageError, nearest
 from gpuir.ir.notes import BY_DIMENSION, Tile
 from gpuir.targets.load import load_target
@@ -52,6 +53,7 @@ TILES = ArgumentKind(
     _are_tiles,
     "gpuir.Tiles({'m': 128.0, 'n': 128.0, 'k': 64.0}, stages=3.0)",
 )
+KERNELS = KERNEL | of_type((list, tuple), "a list of kernels")
 Floats = np.ndarray[Any, np.dtype[np.float64]]
 
 
@@ -214,17 +216,58 @@ def ranked(
     return Ranked(tile, float(found.time_s[0]), interval_s)
 
 
-@takes(kernel=KERNEL, target=TARGET, count=whole(1))
-def heuristics(kernel: Kernel, target: str | Target = "", count: int = 8) -> list[Ranked]:
-    """The `count` configurations that are predicted to be fastest, the fastest first."""
-    device = device_of(kernel, target)
-    tiles = candidates(kernel, device)
-    found = predict(replace(kernel, target=device), tiles, device)
-    return [
-        Ranked(
-            tiles.note(i),
-            float(found.time_s[i]),
-            (float(found.low_s[i]), float(found.high_s[i])),
+@overload
+def heuristics(kernel: Kernel, target: str | Target = "", count: int = 8) -> list[Ranked]: ...
+@overload
+def heuristics(
+    kernel: Sequence[Kernel], target: str | Target = "", count: int = 8
+) -> list[list[Ranked]]: ...
+@takes(kernel=KERNELS, target=TARGET, count=whole(1))
+def heuristics(
+    kernel: Kernel | Sequence[Kernel], target: str | Target = "", count: int = 8
+) -> list[Ranked] | list[list[Ranked]]:
+    """The `count` configurations that are predicted to be fastest, the fastest first; fewer where
+    fewer are legal.
+
+    Of a list of n kernels it gives n such lists, in their order. The numbers are those of one by
+    one, to twelve digits; kernels that are alike but for their extents take less time together.
+    They may be of any kinds, dtypes and targets, but each is one kernel: its extents are plain
+    numbers, no arrays. UsageError says which kernel is at fault.
+
+    Each has its `tile`, and seconds: `time_s`, with one launch, and `interval_s`, between which
+    80 % of measurements are expected.
+    """
+    kernels = [kernel] if isinstance(kernel, Kernel) else kernel
+    by_target: dict[Target, list[int]] = {}
+    for i, one in enumerate(kernels):
+        try:
+            by_target.setdefault(_device_of_one(one, target), []).append(i)
+        except UsageError as error:
+            error.where = "" if one is kernel else f"kernel {i} of {len(kernels)}"
+            raise
+    found: dict[int, list[Ranked]] = {}
+    for device, places in by_target.items():
+        works = [kernels[i].work for i in places]
+        for i, work, best in zip(places, works, fastest_of(works, device, count), strict=True):
+            found[i] = _ranked(work, best, device)
+    return found[0] if isinstance(kernel, Kernel) else [found[i] for i in range(len(kernels))]
+
+
+def _device_of_one(kernel: Kernel, target: str | Target) -> Target:
+    """The target of one kernel; UsageError for what is none, or many in one."""
+    if not KERNEL.holds(kernel):
+        raise refuse("heuristics", "kernel", KERNEL, kernel)
+    if np.ndim(kernel.work.points):
+        raise UsageError(
+            f"{kernel.name} describes many kernels, by arrays",
+            expected="one kernel, whose extents are numbers",
+            fix="a list of kernels, as in gpuir.heuristics([one, other])",
         )
-        for i in found.order[:count].tolist()
-    ]
+    return device_of(kernel, target)
+
+
+def _ranked(work: Work, best: Fastest, target: Target) -> list[Ranked]:
+    """Tiles with their seconds, and between what 80 % of measurements lie."""
+    low_s, high_s = (n.tolist() for n in generated.interval(work, target, best.time_s))
+    rows = zip(best.tiles, best.time_s.tolist(), low_s, high_s, strict=True)
+    return [Ranked(tile, time_s, (low, high)) for tile, time_s, low, high in rows]

@@ -80,9 +80,69 @@ def test_layouts_epilogues_and_scales():
     assert made(scales="block").kind == "block scales"
 
 
+def all_costed(k, target, count):
+    """The fastest candidates of a kernel, every one of them costed."""
+    tiles = gpuir.candidates(k, target)
+    found = gpuir.predict(k, tiles, target)
+    places = found.order[:count].tolist()
+    return [tiles.note(i) for i in places], found.time_s[places]
+
+
+@pytest.mark.parametrize("target", ["h100-sxm", "a100", "t4", "mi300x"])
+def test_heuristics_of_many_are_those_of_each_and_the_fastest_of_all(target):
+    rng = np.random.default_rng(0)
+    kernels = [gpuir.kernel(name, **extents) for name, extents in EXTENTS.items()]
+    for dtype in ("f16", "f8e4m3", "f32"):
+        for _ in range(4):
+            sizes = dict(zip("mnk", (2 ** rng.uniform(0, 13, 3)).astype(int).tolist()))
+            kernels.append(gpuir.kernel("gemm", dtype=dtype, **sizes))
+        kernels += [
+            gpuir.kernel("gemm", m=sizes["m"], n=512, k=4096, b=3, dtype=dtype, layout="nt"),
+            gpuir.kernel("gemm", m=0, n=512, k=4096, dtype=dtype),
+            gpuir.kernel("conv", dtype=dtype, **EXTENTS["conv"]),
+        ]
+    many = gpuir.heuristics(kernels, target, count=20)
+    for k, found in zip(kernels, many, strict=True):
+        alone = gpuir.heuristics(k, target, count=20)
+        assert [r.tile for r in found] == [r.tile for r in alone]
+        tiles, time_s = all_costed(k, target, 20)
+        assert [r.tile for r in found] == tiles
+        for rows in (found, alone):
+            assert [r.time_s for r in rows] == pytest.approx(time_s, rel=1e-12)
+        assert [r.interval_s for r in found] == [
+            pytest.approx(r.interval_s, rel=1e-12) for r in alone
+        ]
+
+
+def test_heuristics_of_many_may_be_of_many_targets_or_none():
+    assert gpuir.heuristics([]) == []
+    one, other = (gpuir.kernel("gemm", m=512, n=512, k=512, target=t) for t in ("a100", "h100-sxm"))
+    assert gpuir.heuristics([one, other, one], count=2) == [
+        gpuir.heuristics(k, count=2) for k in (one, other, one)
+    ]
+
+
+def test_all_candidates_may_be_asked_for():
+    k = gpuir.kernel("gemm", m=100, n=200, k=300, target="a100")
+    count = len(gpuir.candidates(k).stages)
+    assert len(gpuir.heuristics(k, count=10**6)) == count
+
+
 @pytest.mark.parametrize(
     ("ask", "message"),
     [
+        (
+            lambda: gpuir.heuristics([gpuir.kernel("gemm", m=1, n=1, k=1)]),
+            "kernel 0 of 1: no target was given for the kernel 'gemm'",
+        ),
+        (
+            lambda: gpuir.heuristics([gpuir.kernel("gemm", m=1, n=1, k=1), 3], "a100"),
+            "kernel 1 of 2: heuristics: kernel is not a kernel",
+        ),
+        (
+            lambda: gpuir.heuristics(gpuir.kernel("gemm", m=np.ones(3), n=1, k=1), "a100"),
+            "gemm describes many kernels, by arrays",
+        ),
         (lambda: gpuir.kernel("gem", m=1, n=1, k=1), "no kind of kernel has the name 'gem'"),
         (lambda: gpuir.kernel("gemm", m=1, n=1), "give k="),
         (

@@ -165,8 +165,13 @@ def seconds(
     if given.net is None or work.kernel == "k.attention":
         return terms
     assert isinstance(counted, matrix.ProductBlocks)
-    seen = matrix.features(counted, work, stands_for(target), given.factors[kind]).values()
-    by = np.exp(matrix.BOUND * given.net(list(seen), ""))
+    seen = matrix.features(counted, work, stands_for(target), given.factors[kind])
+    return corrected(s, terms, seen, given.net)
+
+
+def corrected(s: Sheet, terms: Terms, seen: Mapping[str, Number], net: Net) -> Terms:
+    """The terms of a product as a network corrects them that sees these features."""
+    by = np.exp(matrix.BOUND * net(list(seen.values()), ""))
     source = f"a network sees counts of a block: exp(±{matrix.BOUND})"
     by = s.put("learned correction", by, "", source, terse=True)
     return Terms(terms.compute * by, terms.memory * by, terms.latency * by, terms.roof)
@@ -213,13 +218,18 @@ def estimate(
     if counted is None:
         return library.estimate(work, tiles, listed or target, s=s)
     s = s or Sheet()
-    terms = seconds(s, work, counted, target, given, listed=listed)
+    return in_all(
+        s, seconds(s, work, counted, target, given, listed=listed), work, listed or target
+    )
+
+
+def in_all(s: Sheet, terms: Terms, work: Work, target: Target) -> library.Estimate:
+    """What terms come to, with a launch, and not below the arithmetic at the listed peak."""
     compute = s.put("compute", terms.compute, "s")
     memory = s.put("memory", terms.memory, "s")
     busy = s.xp.maximum(compute, memory)
-    launch = (listed or target).launch_s
-    launch = s.put("launch", launch, "s", target.source("launch_s"))
-    roof = s.xp.maximum(terms.roof, work.flops / peak_of(work, listed or target))
+    launch = s.put("launch", target.launch_s, "s", target.source("launch_s"))
+    roof = s.xp.maximum(terms.roof, work.flops / peak_of(work, target))
     latency = s.xp.maximum(terms.latency, roof - busy) + launch
     latency = s.put("latency", latency, "s")
     return library.Estimate(compute, memory, latency, s.put("time", busy + latency, "s"))

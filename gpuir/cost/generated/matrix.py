@@ -9,7 +9,7 @@ groups of rows, and what they read together is what the L2 has to hold.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -22,13 +22,14 @@ from gpuir.cost.generated.parts import (
     hold,
     is_amd,
     joined,
+    joined_least,
     power_of_two,
     where,
 )
 from gpuir.cost.generated.shared import ProductStep, Staged, smem_bytes
 from gpuir.cost.lanes import SOFTMAX_LANE_OPS
 from gpuir.cost.nest import MOST_REGISTERS, BlockShare, Tiles, cut, has_clusters, instruction
-from gpuir.cost.sheet import Factor, Number, Sheet
+from gpuir.cost.sheet import Factor, Number, Sheet, Unwritten
 from gpuir.cost.work import Grouped, Work, product
 from gpuir.ir.types import f32
 from gpuir.targets.target import Target
@@ -178,7 +179,7 @@ BOUND = 0.25  # assumed: what configurations that formulas take for alike may di
 
 
 @dataclass(frozen=True)
-class HeldBlocks:
+class HeldBlocks(BlockCounts):
     """What an SM holds of blocks: registers a thread wants, those of them that it does not get, and
     blocks at once."""
 
@@ -213,7 +214,12 @@ def features(
     """What the network sees of counted blocks, in its order: counts and shapes. `target` is the GPU
     that stands for its architecture, whatever the one that is asked about has of SMs, registers and
     shared memory: so that one with more of them is no slower."""
-    log, h = np.log2, held(Sheet(), c, work, target, p)
+    return features_of(c, held(Sheet(), c, work, target, p), work, target)
+
+
+def features_of(c: ProductBlocks, h: HeldBlocks, work: Work, target: Target) -> dict[str, Number]:
+    """The same, of what an SM of that GPU holds."""
+    log = np.log2
     return {
         "log rows of a tile": log(c.m),
         "log columns": log(c.n),
@@ -252,10 +258,23 @@ def seconds(
     s: Sheet, c: ProductBlocks, work: Work, target: Target, p: Mapping[str, Number]
 ) -> Terms:
     """The terms of counted blocks."""
-    compute, memory, join = times(s, c, step_of(s, c, work, target, p), target, p)
+    terms = terms_of(s, c, step_of(s, c, work, target, p), target, p)
+    return replace(terms, roof=c.products / target.peak("tensor", work.rate_dtype))
+
+
+def terms_of(
+    s: Sheet, c: ProductBlocks, step: Step, target: Target, p: Mapping[str, Number]
+) -> Terms:
+    """The terms of blocks that take such steps, without a roof."""
+    compute, memory, join = times(s, c, step, target, p)
     total = joined(s, p["overlap"], compute, memory) + p["start"] * 1e-6 + join
-    roof = c.products / target.peak("tensor", work.rate_dtype)
-    return Terms(compute, memory, total - s.xp.maximum(compute, memory), roof)
+    return Terms(compute, memory, total - s.xp.maximum(compute, memory))
+
+
+def least_s(c: ProductBlocks, step: Step, target: Target, p: Mapping[str, Number]) -> Number:
+    """Seconds that the terms of counted blocks are not below, a launch and the network left out."""
+    compute, memory, join = times(Unwritten(), c, step, target, p)
+    return joined_least(np, p["overlap"], compute, memory) + p["start"] * 1e-6 + join
 
 
 def step_of(

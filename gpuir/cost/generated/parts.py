@@ -87,8 +87,13 @@ def hold(xp: Any, target: Target, block: BlockShare, blocks: Number) -> tuple[Nu
     most = most_registers(xp, target, block.threads)
     registers = allocated(xp, xp.minimum(block.registers, most))
     resident = held(xp, target, block.threads, registers, block.smem_bytes)
-    share = xp.maximum(xp.ceil(blocks / target.sms), 1.0)
+    share = share_of(xp, blocks, target)
     return xp.maximum(block.registers - most, 0.0), xp.minimum(resident, share)
+
+
+def share_of(xp: Any, blocks: Number, target: Target) -> Number:
+    """Of so many blocks those that the busiest SM gets."""
+    return xp.maximum(xp.ceil(blocks / target.sms), 1.0)
 
 
 def clocks(
@@ -135,6 +140,12 @@ def joined(s: Sheet, q: Number, *parts: Number) -> Number:
     for part in parts[1:]:
         most = xp.maximum(most, part)
     return most * sum((part / most) ** q for part in parts) ** (1 / q)
+
+
+def joined_least(xp: Any, q: float, one: Number, other: Number) -> Number:
+    """What two times joined are not below, for an exponent of 1 or more: the longer, and what both
+    are where they are equal (the mean of powers is no less than the power of the mean)."""
+    return xp.maximum(xp.maximum(one, other), 2 ** (1 / q - 1) * (one + other))
 
 
 # ---------------------------------------------------------------------------- shared memory

@@ -1,0 +1,300 @@
+"""The tiles of least time of a kernel, or of each of many kernels, among all that are worth trying.
+
+Products on matrix units have thousands of candidates, and what a step of them takes is the same
+whatever the extents: it is counted once for all kernels with the same table of tiles. From it comes
+a time that none of them is below, and only those that may be among the fastest are costed whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from itertools import pairwise
+
+import numpy as np
+
+from gpuir.cost.candidates import of_any, same_tiles
+from gpuir.cost.family import Flags, Places, Terms
+from gpuir.cost.generated import corrected, counts, estimate, in_all, matrix, shipped, stands_for
+from gpuir.cost.generated.legal import is_legal
+from gpuir.cost.generated.parts import share_of
+from gpuir.cost.learned import Array
+from gpuir.cost.nest import Tiles, peak_of, runs_on_tensor
+from gpuir.cost.sheet import Number, Sheet, Unwritten
+from gpuir.cost.work import Operand, Work, stacked
+from gpuir.ir.notes import Tile
+from gpuir.targets.target import Target
+
+GREAT = 2.0**30  # an extent that has more blocks than any GPU holds, whatever the tile
+ROUNDING = 1e-9  # far more than a bound is off
+MOST_S = 1e300  # of any tile
+NEAR = 1.25  # the first to be costed whole are bounded by so many times the least bound
+CELLS = 1 << 13  # kernels times tiles that are bounded at once: they stay in a core's cache
+
+
+@dataclass(frozen=True)
+class Fastest:
+    """Legal tiles of one kernel and their seconds, the fastest first."""
+
+    tiles: tuple[Tile, ...]
+    time_s: Array
+
+
+def fastest_of(works: Sequence[Work], target: Target, count: int) -> list[Fastest]:
+    """Of each kernel the `count` fastest of its legal candidates, or all where there are fewer. Of
+    equal times the one comes first that `of_any` has first."""
+    found: dict[int, Fastest] = {}
+    groups: dict[tuple[Work, Hashable], list[int]] = {}
+    for i, work in enumerate(works):
+        plain = _least(work, target)
+        if plain is None:
+            found[i] = _of_all(work, target, count)
+        else:
+            groups.setdefault((plain, work.likeness), []).append(i)
+    for (plain, _), places in groups.items():
+        table = _table(plain, target)
+        size = max(CELLS // max(table.alike.step.busy.size * len(table.alike.tiles.split), 1), 1)
+        for begin in range(0, len(places), size):
+            some = places[begin : begin + size]
+            found.update(zip(some, table.fastest_of([works[i] for i in some], count), strict=True))
+    return [found[i] for i in range(len(works))]
+
+
+def _of_all(work: Work, target: Target, count: int) -> Fastest:
+    """The fastest tiles of a kernel, all of whose candidates are costed."""
+    tiles = of_any(work, target)
+    size = len(np.ravel(tiles.stages))
+    tiles = tiles.each(lambda n: np.broadcast_to(np.asarray(n, float), (size,)))
+    counted = counts(work, tiles, target)
+    legal = is_legal(work, tiles, target, size, counted).ok
+    time_s = np.broadcast_to(estimate(work, tiles, target, counted=counted).time_s, (size,))
+    time_s = np.where(legal, time_s, np.inf)
+    order = np.argsort(time_s, kind="stable")[: min(count, int(legal.sum()))]
+    return Fastest(tuple(map(tiles.note, order.tolist())), time_s[order])
+
+
+# ---------------------------------------------------------------------------- products
+
+
+def _least(work: Work, target: Target) -> Work | None:
+    """The product of least extents that has the same tiles, whose steps take as long; None where
+    not all is the same that a step takes."""
+    if work.kernel not in ("k.gemm", "k.conv", "k.experts"):
+        return None
+    if target.is_cpu or not runs_on_tensor(work, target):
+        return None
+    extents = {d: max(int(n), 1) for d, n in work.dims}
+    points = float(work.multiply_add) * work.points
+    if abs(work.products - points) > ROUNDING * points:
+        return None
+    m, n, k = same_tiles(work.dtype.bits, extents["m"], extents["n"], extents["k"])
+    return replace(
+        work,
+        dims=(("b", 1), ("m", m), ("n", n), ("k", k)),
+        operands=tuple(Operand(o.dims, o.cell_bytes, 0.0, o.staging) for o in work.operands),
+        flops=0.0,
+        products=0.0,
+        lane_ops=0.0,
+        simd_ops=0.0,
+        detail=None,
+        beside=(),
+    )
+
+
+@lru_cache(maxsize=64)
+def _table(least: Work, target: Target) -> _Table:
+    """What products have in common that are alike but for their extents."""
+    tiles = of_any(least, target)
+    size = len(tiles.stages)
+    tiles = tiles.each(lambda n: np.broadcast_to(np.asarray(n, float), (size,)))
+    dims = tuple((d, GREAT) for d, _ in least.dims)
+    great = replace(least, dims=dims, products=least.multiply_add * GREAT ** len(dims))
+    counted = matrix.count(great, tiles, target)
+    legal = np.flatnonzero(is_legal(great, tiles, target, size, counted).ok)
+    tiles = tiles.take(legal)
+    counted = counted.each(lambda n: np.asarray(n)[legal])
+    factors = shipped().factors["matrix"]
+    step = matrix.step_of(Sheet(), counted, great, target, factors)
+    seen = matrix.held(Sheet(), counted, great, stands_for(target), factors)
+    by_extents = dict.fromkeys(matrix.of_grid(great, tiles, 1.0, 1.0, 1.0), 0.0)
+    each = _Candidates(tiles, replace(counted, **by_extents), step, seen)
+    return _Table(target, each, *each.by_stages())
+
+
+@dataclass(frozen=True)
+class _Candidates:
+    """Tiles, what a step of each takes, and what an SM holds as the network sees it, full of
+    blocks."""
+
+    tiles: Tiles
+    counted: matrix.ProductBlocks
+    step: matrix.Step
+    seen: matrix.HeldBlocks
+
+    def each(self, change: Callable[[Number], Number]) -> _Candidates:
+        return _Candidates(*(x.each(change) for x in vars(self).values()))
+
+    def take(self, places: Places) -> _Candidates:
+        return self.each(lambda n: n[places] if np.ndim(n) else n)
+
+    def by_stages(self) -> tuple[_Candidates, Places]:
+        """Those that differ in stages alone as one that is as fast as any of them, a row of all
+        splits for each; and the places of the rows among the rows of all, and where they end."""
+        tiles, count = self.tiles, max(len(np.unique(self.tiles.split)), 1)
+        found = np.stack((*(tiles.dims[d] for d in "mnk"), tiles.warps))[:, ::count]
+        new = (np.diff(found, prepend=np.nan) != 0).any(axis=0)
+        begins = np.flatnonzero(new)
+        first = self.take(begins * count)
+        least, most = (
+            {name: f.reduceat(getattr(self.step, name)[::count], begins) for name in names}
+            for f, names in ((np.minimum, ("busy", "alone")), (np.maximum, ("resident", "ahead")))
+        )
+
+        def column(n: Number) -> Number:
+            return n[:, None] if np.ndim(n) else n
+
+        alike = replace(first, step=replace(first.step, **least, **most)).each(column)
+        split = tiles.split[:count]
+        alike = replace(alike, tiles=replace(alike.tiles, split=split))
+        return alike, np.append(begins, found.shape[1])
+
+    def on(self, work: Work, target: Target) -> tuple[matrix.ProductBlocks, matrix.Step]:
+        """What blocks and steps do on a kernel's own extents."""
+        c = self.counted
+        c = replace(c, **matrix.of_grid(work, self.tiles, c.m, c.n, c.k))
+        resident = np.minimum(self.step.resident, share_of(np, c.blocks, target))
+        return c, replace(self.step, resident=resident)
+
+    def corrected(self, terms: Terms, work: Work, target: Target) -> Terms:
+        """The terms as the network corrects them."""
+        if (net := shipped().net) is None:
+            return terms
+        c, _ = self.on(work, target)
+        there = stands_for(target)
+        resident = np.minimum(self.seen.resident, share_of(np, c.blocks, there))
+        seen = matrix.features_of(c, replace(self.seen, resident=resident), work, there)
+        return corrected(Unwritten(), terms, seen, net)
+
+
+def _least_s(busy_s: Number, work: Work, tiles: Tiles, target: Target) -> Number:
+    """Seconds that no tile takes less than whose formulas say `busy_s`, whatever the network does;
+    infinite where more blocks share a sum than it has steps."""
+    least = np.exp(-matrix.BOUND) if shipped().net else 1.0
+    roof = work.flops / peak_of(work, target)
+    time_s = np.maximum(busy_s * least, roof) + target.launch_s
+    steps = np.ceil(np.maximum(work.extents["k"], 1.0) / tiles.dims["k"])
+    return np.where(tiles.split > steps, np.inf, time_s * (1 - ROUNDING))
+
+
+@dataclass(frozen=True)
+class _Table:
+    """The candidates that fit a target: `each` of them, and `alike` those that differ in stages
+    alone as one, whose rows of `each` begin and end at `ends`."""
+
+    target: Target
+    each: _Candidates
+    alike: _Candidates
+    ends: Places
+    notes: dict[int, Tile] = field(default_factory=dict[int, Tile])
+
+    def fastest_of(self, works: Sequence[Work], count: int) -> list[Fastest]:
+        """Of each kernel the fastest tiles. A tile is costed whole where its bound is no more than
+        the times of the fastest so far: first the bound of those alike, then its own."""
+        many = works[0] if len(works) == 1 else stacked(works)
+        alike_s = self._alike_s(many, len(works))
+        first_s = limit_s = NEAR * alike_s.min(axis=(1, 2), initial=MOST_S)
+        waiting, done = _Pairs.none(), _Pairs.none()
+        while True:
+            near = alike_s <= limit_s[:, None, None]
+            if near.any():
+                waiting = waiting.joined(self._pairs(many, near))
+                alike_s[near] = np.inf
+            near = waiting.time_s <= limit_s[waiting.kernels]
+            if near.any():
+                done = done.joined(self._costed(many, waiting.take(near))).in_order()
+                waiting = waiting.take(~near)
+            ends = np.searchsorted(done.kernels, np.arange(len(works) + 1))
+            last = ends[:-1] + count - 1
+            is_full = last < ends[1:]
+            if not near.any() and (is_full | (limit_s >= MOST_S)).all():
+                break
+            more_s = np.where(limit_s < 64 * first_s, 2 * limit_s, MOST_S)
+            slowest_s = np.append(done.time_s, 0.0)[np.where(is_full, last, -1)]
+            limit_s = np.where(is_full, slowest_s, more_s)
+        return [
+            Fastest(
+                tuple(map(self.note, done.places[begin : min(begin + count, end)].tolist())),
+                done.time_s[begin : min(begin + count, end)],
+            )
+            for begin, end in pairwise(ends.tolist())
+        ]
+
+    def note(self, place: int) -> Tile:
+        """One of the tiles as a note, which is made once."""
+        if place not in self.notes:
+            self.notes[place] = self.each.tiles.note(place)
+        return self.notes[place]
+
+    def _alike_s(self, many: Work, count: int) -> Array:
+        """The bounds of those alike, by kernel, row and split."""
+        work = many.each(lambda n: n[:, None, None]) if np.ndim(many.points) else many
+        counted, step = self.alike.on(work, self.target)
+        busy_s = matrix.least_s(counted, step, self.target, shipped().factors["matrix"])
+        found = _least_s(busy_s, work, self.alike.tiles, self.target)
+        return np.reshape(found, (count, *np.shape(found)[-2:]))
+
+    def _pairs(self, many: Work, near: Flags) -> _Pairs:
+        """All candidates of some that are alike, their terms and their own bounds."""
+        kernels, rows, splits = np.nonzero(near)
+        stages = self.ends[rows + 1] - self.ends[rows]
+        kernels, begin, splits = (np.repeat(n, stages) for n in (kernels, self.ends[rows], splits))
+        stage = np.arange(len(kernels)) - np.repeat(np.cumsum(stages) - stages, stages)
+        places = (begin + stage) * near.shape[2] + splits
+        some, work = self.each.take(places), many.take(kernels)
+        given = shipped().factors["matrix"]
+        terms = matrix.terms_of(Unwritten(), *some.on(work, self.target), self.target, given)
+        busy_s = np.maximum(terms.compute, terms.memory) + terms.latency
+        time_s = _least_s(busy_s, work, some.tiles, self.target)
+        return _Pairs(
+            *(kernels, places, time_s),
+            compute=terms.compute,
+            memory=terms.memory,
+            latency=terms.latency,
+        )
+
+    def _costed(self, many: Work, pairs: _Pairs) -> _Pairs:
+        """Kernels with tiles, and what they take."""
+        work, some = many.take(pairs.kernels), self.each.take(pairs.places)
+        peak = self.target.peak("tensor", work.rate_dtype)
+        terms = Terms(pairs.compute, pairs.memory, pairs.latency, work.products / peak)
+        terms = some.corrected(terms, work, self.target)
+        return replace(pairs, time_s=in_all(Unwritten(), terms, work, self.target).time_s)
+
+
+@dataclass(frozen=True)
+class _Pairs:
+    """Kernels with tiles, by their places, seconds of each, and terms before the network."""
+
+    kernels: Places
+    places: Places
+    time_s: Array
+    compute: Array
+    memory: Array
+    latency: Array
+
+    @staticmethod
+    def none() -> _Pairs:
+        none, no_s = np.zeros(0, int), np.zeros(0)
+        return _Pairs(none, none, no_s, compute=no_s, memory=no_s, latency=no_s)
+
+    def joined(self, other: _Pairs) -> _Pairs:
+        both = zip(vars(self).values(), vars(other).values(), strict=True)
+        return _Pairs(*(np.concatenate(pair) for pair in both))
+
+    def take(self, which: Places | Flags) -> _Pairs:
+        return _Pairs(*(n[which] for n in vars(self).values()))
+
+    def in_order(self) -> _Pairs:
+        """By kernel, and the fastest first, of equals that of the first place."""
+        return self.take(np.lexsort((self.places, self.time_s, self.kernels)))
