@@ -30,8 +30,8 @@ class BlockCounts:
         """The counts with every number changed."""
         return type(self)(
             **{
-                f.name: v if isinstance(v := getattr(self, f.name), bool | str) else change(v)
-                for f in fields(self)
+                name: n if isinstance(n, bool | str) else change(n)
+                for name, n in vars(self).items()
             }
         )
 

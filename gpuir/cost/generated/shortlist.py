@@ -7,7 +7,7 @@ a time that none of them is below, and only those that may be among the fastest 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import pairwise
@@ -22,7 +22,7 @@ from gpuir.cost.generated.parts import share_of
 from gpuir.cost.learned import Array
 from gpuir.cost.nest import Tiles, peak_of, runs_on_tensor
 from gpuir.cost.sheet import Number, Sheet, Unwritten
-from gpuir.cost.work import Operand, Work, stacked
+from gpuir.cost.work import Work, stacked
 from gpuir.ir.notes import Tile
 from gpuir.targets.target import Target
 
@@ -30,7 +30,8 @@ GREAT = 2.0**30  # an extent that has more blocks than any GPU holds, whatever t
 ROUNDING = 1e-9  # far more than a bound is off
 MOST_S = 1e300  # of any tile
 NEAR = 1.25  # the first to be costed whole are bounded by so many times the least bound
-CELLS = 1 << 13  # kernels times tiles that are bounded at once: they stay in a core's cache
+PAIRS = 1024
+CELLS = 1 << 14  # kernels times tiles that are bounded at once: they stay in a core's cache
 
 
 @dataclass(frozen=True)
@@ -45,15 +46,15 @@ def fastest_of(works: Sequence[Work], target: Target, count: int) -> list[Fastes
     """Of each kernel the `count` fastest of its legal candidates, or all where there are fewer. Of
     equal times the one comes first that `of_any` has first."""
     found: dict[int, Fastest] = {}
-    groups: dict[tuple[Work, Hashable], list[int]] = {}
+    groups: dict[Hashable, list[int]] = {}
     for i, work in enumerate(works):
-        plain = _least(work, target)
-        if plain is None:
-            found[i] = _of_all(work, target, count)
+        if _has_table(work, target):
+            cells = tuple(o.cell_bytes for o in work.operands)
+            groups.setdefault((work.likeness, cells, _least_extents(work)), []).append(i)
         else:
-            groups.setdefault((plain, work.likeness), []).append(i)
-    for (plain, _), places in groups.items():
-        table = _table(plain, target)
+            found[i] = _of_all(work, target, count)
+    for places in groups.values():
+        table = _table(_least(works[places[0]]), target)
         size = max(CELLS // max(table.alike.step.busy.size * len(table.alike.tiles.split), 1), 1)
         for begin in range(0, len(places), size):
             some = places[begin : begin + size]
@@ -77,22 +78,27 @@ def _of_all(work: Work, target: Target, count: int) -> Fastest:
 # ---------------------------------------------------------------------------- products
 
 
-def _least(work: Work, target: Target) -> Work | None:
-    """The product of least extents that has the same tiles, whose steps take as long; None where
-    not all is the same that a step takes."""
+def _has_table(work: Work, target: Target) -> bool:
+    """Whether a kernel is a product of which a step takes as long whatever the extents."""
     if work.kernel not in ("k.gemm", "k.conv", "k.experts"):
-        return None
+        return False
     if target.is_cpu or not runs_on_tensor(work, target):
-        return None
-    extents = {d: max(int(n), 1) for d, n in work.dims}
+        return False
     points = float(work.multiply_add) * work.points
-    if abs(work.products - points) > ROUNDING * points:
-        return None
-    m, n, k = same_tiles(work.dtype.bits, extents["m"], extents["n"], extents["k"])
+    return bool(abs(work.products - points) <= ROUNDING * points)
+
+
+def _least_extents(work: Work) -> tuple[int, int, int]:
+    m, n, k = (max(int(work.extents[d]), 1) for d in "mnk")
+    return same_tiles(work.dtype.bits, m, n, k)
+
+
+def _least(work: Work) -> Work:
+    """The product of least extents that has the same tiles, whose steps take as long."""
     return replace(
         work,
-        dims=(("b", 1), ("m", m), ("n", n), ("k", k)),
-        operands=tuple(Operand(o.dims, o.cell_bytes, 0.0, o.staging) for o in work.operands),
+        dims=(("b", 1), *zip("mnk", _least_extents(work), strict=True)),
+        operands=tuple(replace(o, nbytes=0.0) for o in work.operands),
         flops=0.0,
         products=0.0,
         lane_ops=0.0,
@@ -119,7 +125,13 @@ def _table(least: Work, target: Target) -> _Table:
     seen = matrix.held(Sheet(), counted, great, stands_for(target), factors)
     by_extents = dict.fromkeys(matrix.of_grid(great, tiles, 1.0, 1.0, 1.0), 0.0)
     each = _Candidates(tiles, replace(counted, **by_extents), step, seen)
-    return _Table(target, each, *each.by_stages())
+    return _Table(target, each.each(_once), *each.by_stages())
+
+
+def _once(numbers: Number) -> Number:
+    """A number that all tiles have in common, or those of each."""
+    is_same = np.size(numbers) and (numbers == np.ravel(numbers)[0]).all()
+    return float(np.ravel(numbers)[0]) if is_same else numbers
 
 
 @dataclass(frozen=True)
@@ -212,7 +224,9 @@ class _Table:
                 alike_s[near] = np.inf
             near = waiting.time_s <= limit_s[waiting.kernels]
             if near.any():
-                done = done.joined(self._costed(many, waiting.take(near))).in_order()
+                for some in waiting.take(near).parts():
+                    done = done.joined(self._costed(many, some))
+                done = done.in_order()
                 waiting = waiting.take(~near)
             ends = np.searchsorted(done.kernels, np.arange(len(works) + 1))
             last = ends[:-1] + count - 1
@@ -294,6 +308,11 @@ class _Pairs:
 
     def take(self, which: Places | Flags) -> _Pairs:
         return _Pairs(*(n[which] for n in vars(self).values()))
+
+    def parts(self) -> Iterator[_Pairs]:
+        """So few at once that numpy does not wake other threads for the network."""
+        for begin in range(0, len(self.kernels), PAIRS):
+            yield _Pairs(*(n[begin : begin + PAIRS] for n in vars(self).values()))
 
     def in_order(self) -> _Pairs:
         """By kernel, and the fastest first, of equals that of the first place."""
