@@ -163,9 +163,15 @@ def waves_of(lanes: Any, stride: Any, vector: Any) -> Any:
 def conflicts(lanes: Any, rows: Any, pitch: Any) -> Any:
     """The same, of lanes that read neighbouring words in several `rows`, `pitch` words apart."""
     lanes, rows, pitch = np.broadcast_arrays(lanes, rows, pitch)
-    hits = np.zeros((BANKS, *np.shape(pitch)))
-    bank = np.arange(BANKS).reshape(BANKS, *(1,) * np.ndim(pitch))
-    for row in range(int(np.max(rows, initial=1))):
-        begin = (row * pitch.astype(int)) % BANKS
-        hits += (row < rows) & ((bank - begin) % BANKS < np.minimum(lanes, BANKS))
-    return np.maximum(hits.max(axis=0), 1.0)
+    shape, most = rows.shape, int(np.max(rows, initial=1))
+    lanes, rows = (np.ceil(n).astype(int) for n in (np.minimum(lanes, BANKS), rows))
+    # of many tiles there are few cases
+    cases = (rows * (BANKS + 1) + lanes) * BANKS + pitch.astype(int) % BANKS
+    cases, which = np.unique(cases, return_inverse=True)
+    rest, pitch = np.divmod(cases, BANKS)
+    rows, lanes = np.divmod(rest, BANKS + 1)
+    hits = np.zeros((BANKS, len(cases)))
+    bank = np.arange(BANKS)[:, None]
+    for row in range(most):
+        hits += (row < rows) & ((bank - row * pitch) % BANKS < lanes)
+    return np.maximum(hits.max(axis=0), 1.0)[which].reshape(shape)
