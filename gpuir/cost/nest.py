@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -69,11 +70,12 @@ class Tiles:
         def whole(n: Number) -> int:
             return int(n if np.ndim(n) == 0 else n[i if len(n) > 1 else 0])
 
-        given: dict[str, Any] = {name: whole(getattr(self, name)) for name in PLAIN}
-        for part in PARTS:
-            options = getattr(self, part).items()
-            given[part] = tuple((of, whole(n)) for of, n in options if whole(n))
-        return Tile(tuple((d, whole(n)) for d, n in self.dims.items()), **given)
+        plain = (whole(getattr(self, name)) for name in PLAIN)
+        parts = (
+            tuple((of, whole(n)) for of, n in getattr(self, part).items() if whole(n))
+            for part in PARTS
+        )
+        return _note(tuple((d, whole(n)) for d, n in self.dims.items()), *plain, *parts)
 
     @staticmethod
     def joined(parts: Sequence[Tiles]) -> Tiles:
@@ -111,6 +113,12 @@ class Tiles:
         for part in PARTS:
             given[part] = {of: change(n) for of, n in getattr(self, part).items()}
         return Tiles(dims, **given)
+
+
+@lru_cache(maxsize=16384)
+def _note(dims: tuple[tuple[str, int], ...], *options: Any) -> Tile:
+    """A tile by its fields in order, checked once."""
+    return Tile(dims, **dict(zip((*PLAIN, *PARTS), options, strict=True)))
 
 
 @dataclass(frozen=True)
