@@ -30,8 +30,9 @@ GREAT = 2.0**30  # an extent that has more blocks than any GPU holds, whatever t
 ROUNDING = 1e-9  # far more than a bound is off
 MOST_S = 1e300  # of any tile
 NEAR = 1.25  # the first to be costed whole are bounded by so many times the least bound
+KERNELS = 32  # whose tiles are costed at once
 PAIRS = 1024
-CELLS = 1 << 14  # kernels times tiles that are bounded at once: they stay in a core's cache
+CELLS = 1 << 13  # kernels times tiles that are bounded at once: numpy asks no system for so few
 
 
 @dataclass(frozen=True)
@@ -55,9 +56,8 @@ def fastest_of(works: Sequence[Work], target: Target, count: int) -> list[Fastes
             found[i] = _of_all(work, target, count)
     for places in groups.values():
         table = _table(_least(works[places[0]]), target)
-        size = max(CELLS // max(table.alike.step.busy.size * len(table.alike.tiles.split), 1), 1)
-        for begin in range(0, len(places), size):
-            some = places[begin : begin + size]
+        for begin in range(0, len(places), KERNELS):
+            some = places[begin : begin + KERNELS]
             found.update(zip(some, table.fastest_of([works[i] for i in some], count), strict=True))
     return [found[i] for i in range(len(works))]
 
@@ -151,8 +151,8 @@ class _Candidates:
         return self.each(lambda n: n[places] if np.ndim(n) else n)
 
     def by_stages(self) -> tuple[_Candidates, Places]:
-        """Those that differ in stages alone as one that is as fast as any of them, a row of all
-        splits for each; and the places of the rows among the rows of all, and where they end."""
+        """Those that differ in stages alone as one that is as fast as any of them, a column of
+        all splits for each; and where their rows of all splits begin and end among all."""
         tiles, count = self.tiles, max(len(np.unique(self.tiles.split)), 1)
         found = np.stack((*(tiles.dims[d] for d in "mnk"), tiles.warps))[:, ::count]
         new = (np.diff(found, prepend=np.nan) != 0).any(axis=0)
@@ -163,11 +163,8 @@ class _Candidates:
             for f, names in ((np.minimum, ("busy", "alone")), (np.maximum, ("resident", "ahead")))
         )
 
-        def column(n: Number) -> Number:
-            return n[:, None] if np.ndim(n) else n
-
-        alike = replace(first, step=replace(first.step, **least, **most)).each(column)
-        split = tiles.split[:count]
+        alike = replace(first, step=replace(first.step, **least, **most))
+        split = tiles.split[:count, None]
         alike = replace(alike, tiles=replace(alike.tiles, split=split))
         return alike, np.append(begins, found.shape[1])
 
@@ -217,6 +214,7 @@ class _Table:
         alike_s = self._alike_s(many, len(works))
         first_s = limit_s = NEAR * alike_s.min(axis=(1, 2), initial=MOST_S)
         waiting, done = _Pairs.none(), _Pairs.none()
+        slowest_s = np.full(len(works), np.inf)
         while True:
             near = alike_s <= limit_s[:, None, None]
             if near.any():
@@ -226,23 +224,17 @@ class _Table:
             if near.any():
                 for some in waiting.take(near).parts():
                     done = done.joined(self._costed(many, some))
-                done = done.in_order()
                 waiting = waiting.take(~near)
-            ends = np.searchsorted(done.kernels, np.arange(len(works) + 1))
-            last = ends[:-1] + count - 1
-            is_full = last < ends[1:]
-            if not near.any() and (is_full | (limit_s >= MOST_S)).all():
+                done, slowest_s = done.fastest(len(works), count)
+            elif ((slowest_s < np.inf) | (limit_s >= MOST_S)).all():
                 break
             more_s = np.where(limit_s < 64 * first_s, 2 * limit_s, MOST_S)
-            slowest_s = np.append(done.time_s, 0.0)[np.where(is_full, last, -1)]
-            limit_s = np.where(is_full, slowest_s, more_s)
-        return [
-            Fastest(
-                tuple(map(self.note, done.places[begin : min(begin + count, end)].tolist())),
-                done.time_s[begin : min(begin + count, end)],
-            )
-            for begin, end in pairwise(ends.tolist())
-        ]
+            limit_s = np.where(slowest_s < np.inf, slowest_s, more_s)
+        done = done.in_order()
+        notes = [self.note(place) for place in done.places.tolist()]
+        ends = np.searchsorted(done.kernels, range(len(works) + 1)).tolist()
+        rows = (slice(begin, min(begin + count, end)) for begin, end in pairwise(ends))
+        return [Fastest(tuple(notes[row]), done.time_s[row]) for row in rows]
 
     def note(self, place: int) -> Tile:
         """One of the tiles as a note, which is made once."""
@@ -251,20 +243,27 @@ class _Table:
         return self.notes[place]
 
     def _alike_s(self, many: Work, count: int) -> Array:
-        """The bounds of those alike, by kernel, row and split."""
-        work = many.each(lambda n: n[:, None, None]) if np.ndim(many.points) else many
+        """The bounds of those alike, by kernel, split and column."""
+        if not np.ndim(many.points):
+            return self._alike_part(many)[None]
+        cells = max(self.alike.tiles.split.size * self.alike.step.busy.size, 1)
+        size = max(CELLS // cells, 1)
+        parts = (slice(begin, begin + size) for begin in range(0, count, size))
+        columns = many.each(lambda n: n[:, None, None])
+        return np.concatenate([self._alike_part(columns.take(part)) for part in parts])
+
+    def _alike_part(self, work: Work) -> Array:
         counted, step = self.alike.on(work, self.target)
         busy_s = matrix.least_s(counted, step, self.target, shipped().factors["matrix"])
-        found = _least_s(busy_s, work, self.alike.tiles, self.target)
-        return np.reshape(found, (count, *np.shape(found)[-2:]))
+        return _least_s(busy_s, work, self.alike.tiles, self.target)
 
     def _pairs(self, many: Work, near: Flags) -> _Pairs:
         """All candidates of some that are alike, their terms and their own bounds."""
-        kernels, rows, splits = np.nonzero(near)
-        stages = self.ends[rows + 1] - self.ends[rows]
-        kernels, begin, splits = (np.repeat(n, stages) for n in (kernels, self.ends[rows], splits))
+        kernels, splits, columns = np.nonzero(near)
+        begin, stages = self.ends[columns], np.diff(self.ends)[columns]
+        kernels, splits, begin = (np.repeat(n, stages) for n in (kernels, splits, begin))
         stage = np.arange(len(kernels)) - np.repeat(np.cumsum(stages) - stages, stages)
-        places = (begin + stage) * near.shape[2] + splits
+        places = (begin + stage) * near.shape[1] + splits
         some, work = self.each.take(places), many.take(kernels)
         given = shipped().factors["matrix"]
         terms = matrix.terms_of(Unwritten(), *some.on(work, self.target), self.target, given)
@@ -313,6 +312,17 @@ class _Pairs:
         """So few at once that numpy does not wake other threads for the network."""
         for begin in range(0, len(self.kernels), PAIRS):
             yield _Pairs(*(n[begin : begin + PAIRS] for n in vars(self).values()))
+
+    def fastest(self, kernels: int, count: int) -> tuple[_Pairs, Array]:
+        """Of each of so many kernels the `count` fastest, and those as fast; and the time of the
+        slowest of them, infinite where there are fewer."""
+        pairs = self.take(np.argsort(self.kernels, kind="stable"))
+        slowest_s = np.full(kernels, np.inf)
+        ends = np.searchsorted(pairs.kernels, range(kernels + 1)).tolist()
+        for i, (begin, end) in enumerate(pairwise(ends)):
+            if end - begin >= count:
+                slowest_s[i] = np.partition(pairs.time_s[begin:end], count - 1)[count - 1]
+        return pairs.take(pairs.time_s <= slowest_s[pairs.kernels]), slowest_s
 
     def in_order(self) -> _Pairs:
         """By kernel, and the fastest first, of equals that of the first place."""
