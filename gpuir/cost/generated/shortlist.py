@@ -29,7 +29,9 @@ from gpuir.targets.target import Target
 GREAT = 2.0**30  # an extent that has more blocks than any GPU holds, whatever the tile
 ROUNDING = 1e-9  # far more than a bound is off
 MOST_S = 1e300  # of any tile
-NEAR = 1.25  # the first to be costed whole are bounded by so many times the least bound
+NEAR = (
+    1.25  # the first to be costed whole have bounds up to so many times the least, a launch aside
+)
 KERNELS = 32  # whose tiles are costed at once
 PAIRS = 1024
 CELLS = 1 << 13  # kernels times tiles that are bounded at once: numpy asks no system for so few
@@ -148,7 +150,7 @@ class _Candidates:
         return _Candidates(*(x.each(change) for x in vars(self).values()))
 
     def take(self, places: Places) -> _Candidates:
-        return self.each(lambda n: n[places] if np.ndim(n) else n)
+        return self.each(lambda n: n[places] if isinstance(n, np.ndarray) else n)
 
     def by_stages(self) -> tuple[_Candidates, Places]:
         """Those that differ in stages alone as one that is as fast as any of them, a column of
@@ -212,7 +214,9 @@ class _Table:
         the times of the fastest so far: first the bound of those alike, then its own."""
         many = works[0] if len(works) == 1 else stacked(works)
         alike_s = self._alike_s(many, len(works))
-        first_s = limit_s = NEAR * alike_s.min(axis=(1, 2), initial=MOST_S)
+        launch_s = self.target.launch_s
+        least_s = alike_s.min(axis=(1, 2), initial=MOST_S) - launch_s
+        limit_s = launch_s + NEAR * least_s
         waiting, done = _Pairs.none(), _Pairs.none()
         slowest_s = np.full(len(works), np.inf)
         while True:
@@ -228,7 +232,7 @@ class _Table:
                 done, slowest_s = done.fastest(len(works), count)
             elif ((slowest_s < np.inf) | (limit_s >= MOST_S)).all():
                 break
-            more_s = np.where(limit_s < 64 * first_s, 2 * limit_s, MOST_S)
+            more_s = np.where(limit_s < launch_s + 64 * least_s, 2 * limit_s, MOST_S)
             limit_s = np.where(slowest_s < np.inf, slowest_s, more_s)
         done = done.in_order()
         notes = [self.note(place) for place in done.places.tolist()]
@@ -264,7 +268,7 @@ class _Table:
         kernels, splits, begin = (np.repeat(n, stages) for n in (kernels, splits, begin))
         stage = np.arange(len(kernels)) - np.repeat(np.cumsum(stages) - stages, stages)
         places = (begin + stage) * near.shape[1] + splits
-        some, work = self.each.take(places), many.take(kernels)
+        some, work = self.each.take(places), _works(many, kernels)
         given = shipped().factors["matrix"]
         terms = matrix.terms_of(Unwritten(), *some.on(work, self.target), self.target, given)
         busy_s = np.maximum(terms.compute, terms.memory) + terms.latency
@@ -278,11 +282,16 @@ class _Table:
 
     def _costed(self, many: Work, pairs: _Pairs) -> _Pairs:
         """Kernels with tiles, and what they take."""
-        work, some = many.take(pairs.kernels), self.each.take(pairs.places)
+        work, some = _works(many, pairs.kernels), self.each.take(pairs.places)
         peak = self.target.peak("tensor", work.rate_dtype)
         terms = Terms(pairs.compute, pairs.memory, pairs.latency, work.products / peak)
         terms = some.corrected(terms, work, self.target)
         return replace(pairs, time_s=in_all(Unwritten(), terms, work, self.target).time_s)
+
+
+def _works(many: Work, kernels: Places) -> Work:
+    """Those of many kernels; or the one, whose numbers are none of many."""
+    return many.take(kernels) if np.ndim(many.points) else many
 
 
 @dataclass(frozen=True)
