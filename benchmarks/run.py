@@ -18,9 +18,13 @@ import tempfile
 import time
 from collections.abc import Callable
 from functools import partial
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import onnx
+from matmul_heuristics import GPUS, PEER, PRECISIONS
 from rich.console import Console
 from rich.table import Table
 
@@ -244,6 +248,69 @@ def predictions() -> Table:
     return table
 
 
+def best_tiles(count: int = 1000) -> Table:
+    """The eight tiles to try first of products that were not asked for before, in a process that
+    has run for as long: CPU seconds of all threads. The peer is nvidia-matmul-heuristics, where it
+    is installed, by its performance model; ratios are to it, or to gpuir one by one."""
+    import numpy as np
+
+    import gpuir
+
+    rng = np.random.default_rng(0)
+    shapes = np.exp2(rng.uniform(4, 13, (4 * count, 3))).astype(int).tolist()
+    warm, alone, together, known = (shapes[i * count : (i + 1) * count] for i in range(4))
+
+    def products(shapes: list[list[int]]) -> list[gpuir.Kernel]:
+        named = (dict(zip("mnk", shape)) for shape in shapes)
+        return [gpuir.kernel("gemm", dtype="bf16", **sizes) for sizes in named]
+
+    def one_by_one(kernels: list[gpuir.Kernel]) -> None:
+        for kernel in kernels:
+            gpuir.heuristics(kernel, "h100-sxm")
+
+    def many(kernels: list[gpuir.Kernel]) -> None:
+        gpuir.heuristics(kernels, "h100-sxm")
+
+    one_by_one(products(warm))
+    seconds = {
+        "one by one": cpu_s(partial(one_by_one, products(alone))),
+        f"{count:,} at once": cpu_s(partial(many, products(together))),
+    }
+    base = seconds["one by one"]
+    if find_spec(PEER):
+        ask = peer("h100-sxm-80gb")
+        for shape in warm:
+            ask(*shape)
+        base = seconds["peer, one by one"] = cpu_s(lambda: [ask(*shape) for shape in known])
+    table = Table("eight tiles of a product", "shapes", "CPU ms a shape", "ratio")
+    for name, s in seconds.items():
+        table.add_row(name, f"{count:,}", f"{s / count * 1e3:.2f}", f"{s / base:.2f}")
+    return table
+
+
+def cpu_s(run: Callable[[], object]) -> float:
+    begin = time.process_time()
+    run()
+    return time.process_time() - begin
+
+
+def peer(device: str) -> Callable[[int, int, int], object]:
+    """The peer's answer for m, n and k in bf16 on one of our devices."""
+    package: Any = import_module(PEER)
+    interface = package.NvMatmulHeuristicsInterfaceEx(
+        backend=package.NvMatmulHeuristicsTarget.GENERIC,
+        flags=package.NvMatmulHeuristicsFlags.PERF_MODEL_BASED_AUTO_TUNING,
+        gpu=package.NvMatmulHeuristicsNvidiaGpu[GPUS[device]],
+    )
+    layout = package.NvMatmulHeuristicsMatmulLayout.NN_ROW_MAJOR
+
+    def ask(m: int, n: int, k: int) -> object:
+        problem = interface.makeNvMatmulHeuristicsProblem(m, n, k, layout, 1)
+        return interface.get(problem, 8, PRECISIONS["bf16"])
+
+    return ask
+
+
 def kernels(rounds: int) -> Graph:
     """Three kernels a round, no two alike: a product, its softmax, a product in f32."""
     inputs = [
@@ -268,7 +335,8 @@ def main() -> None:
     console = Console(width=140)
     with tempfile.TemporaryDirectory() as folder:
         ENVIRONMENT["PYTHONPYCACHEPREFIX"] = folder
-        for table in (cold_start(runs), imports(runs), memory(runs), scale(), predictions()):
+        tables = cold_start(runs), imports(runs), memory(runs), scale(), predictions(), best_tiles()
+        for table in tables:
             console.print(table)
 
 
