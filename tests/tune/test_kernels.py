@@ -92,6 +92,18 @@ def all_costed(k, target, count):
 def test_heuristics_of_many_are_those_of_each_and_the_fastest_of_all(target):
     rng = np.random.default_rng(0)
     kernels = [gpuir.kernel(name, **extents) for name, extents in EXTENTS.items()]
+    for name, extents in (
+        ("attention", {"queries": 1}),
+        ("attention", {"queries": 700}),
+        ("rows", {"columns": 5000}),
+        ("rows", {"rows": 1}),
+        ("map", {"cells": 999}),
+        ("gather", {"rows": 100}),
+    ):
+        kernels.append(gpuir.kernel(name, **EXTENTS[name] | extents))
+    for y, x in ((2000, 512), (1, 4096), (33, 700)):
+        axes = {"reads": [("y+i", "x"), ("i",)], "writes": [("y", "x")], "reduced": ["i"]}
+        kernels.append(nest("stencil", {"y": y, "x": x, "i": 5}, **axes))
     for dtype in ("f16", "f8e4m3", "f32"):
         for _ in range(4):
             sizes = dict(zip("mnk", (2 ** rng.uniform(0, 13, 3)).astype(int).tolist()))

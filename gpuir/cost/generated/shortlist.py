@@ -34,6 +34,7 @@ NEAR = (
 )
 KERNELS = 32  # whose tiles are costed at once
 PAIRS = 1024
+TOGETHER = 2048  # tiles of kernels without a table that are costed at once
 CELLS = 1 << 13  # kernels times tiles that are bounded at once: numpy asks no system for so few
 
 
@@ -49,32 +50,61 @@ def fastest_of(works: Sequence[Work], target: Target, count: int) -> list[Fastes
     """Of each kernel the `count` fastest of its legal candidates, or all where there are fewer. Of
     equal times the one comes first that `of_any` has first."""
     found: dict[int, Fastest] = {}
+    tables: dict[Hashable, list[int]] = {}
     groups: dict[Hashable, list[int]] = {}
     for i, work in enumerate(works):
+        alike = work.likeness, tuple(o.cell_bytes for o in work.operands)
         if _has_table(work, target):
-            cells = tuple(o.cell_bytes for o in work.operands)
-            groups.setdefault((work.likeness, cells, _least_extents(work)), []).append(i)
-        else:
-            found[i] = _of_all(work, target, count)
-    for places in groups.values():
+            tables.setdefault((alike, _least_extents(work)), []).append(i)
+        else:  # by what formulas ask of all kernels at once
+            asked = bool(work.products), tuple(n > 1 for _, n in work.dims)
+            groups.setdefault((alike, asked), []).append(i)
+    for places in tables.values():
         table = _table(_least(works[places[0]]), target)
         for begin in range(0, len(places), KERNELS):
             some = places[begin : begin + KERNELS]
             found.update(zip(some, table.fastest_of([works[i] for i in some], count), strict=True))
+    for places in groups.values():
+        each = _of_all([works[i] for i in places], target, count)
+        found.update(zip(places, each, strict=True))
     return [found[i] for i in range(len(works))]
 
 
-def _of_all(work: Work, target: Target, count: int) -> Fastest:
-    """The fastest tiles of a kernel, all of whose candidates are costed."""
-    tiles = of_any(work, target)
-    size = len(np.ravel(tiles.stages))
-    tiles = tiles.each(lambda n: np.broadcast_to(np.asarray(n, float), (size,)))
+def _of_all(works: Sequence[Work], target: Target, count: int) -> Iterator[Fastest]:
+    """The fastest tiles of alike kernels, all of whose candidates are costed."""
+    waiting: list[tuple[Work, Tiles]] = []
+    size = 0
+    for work in works:
+        tiles = of_any(work, target)
+        if size and size + len(np.ravel(tiles.stages)) > TOGETHER:
+            yield from _at_once(waiting, target, count)
+            waiting, size = [], 0
+        waiting.append((work, tiles))
+        size += len(np.ravel(tiles.stages))
+    yield from _at_once(waiting, target, count)
+
+
+def _at_once(
+    kernels: Sequence[tuple[Work, Tiles]], target: Target, count: int
+) -> Iterator[Fastest]:
+    """The fastest of their tiles of each of alike kernels."""
+    sizes = [len(np.ravel(tiles.stages)) for _, tiles in kernels]
+    work, tiles = kernels[0][0], Tiles.joined([tiles for _, tiles in kernels])
+    if len(kernels) > 1:
+        many = stacked([work for work, _ in kernels]).take(np.repeat(range(len(sizes)), sizes))
+        pairs = zip(many.operands, work.operands, strict=True)
+        operands = (replace(o, cell_bytes=one.cell_bytes) for o, one in pairs)
+        work = replace(many, operands=tuple(operands))
+    size = sum(sizes)
     counted = counts(work, tiles, target)
     legal = is_legal(work, tiles, target, size, counted).ok
     time_s = np.broadcast_to(estimate(work, tiles, target, counted=counted).time_s, (size,))
     time_s = np.where(legal, time_s, np.inf)
-    order = np.argsort(time_s, kind="stable")[: min(count, int(legal.sum()))]
-    return Fastest(tuple(map(tiles.note, order.tolist())), time_s[order])
+    ends = np.cumsum([0, *sizes]).tolist()
+    for begin, end in pairwise(ends):
+        most = min(count, int(legal[begin:end].sum()))
+        order = begin + np.argsort(time_s[begin:end], kind="stable")[:most]
+        yield Fastest(tuple(map(tiles.note, order.tolist())), time_s[order])
 
 
 # ---------------------------------------------------------------------------- products
