@@ -180,7 +180,10 @@ class _Candidates:
         return _Candidates(*(x.each(change) for x in vars(self).values()))
 
     def take(self, places: Places) -> _Candidates:
-        return self.each(lambda n: n[places] if isinstance(n, np.ndarray) else n)
+        def some(n: Number) -> Number:
+            return n[places] if isinstance(n, np.ndarray) else n
+
+        return self.each(some)
 
     def by_stages(self) -> tuple[_Candidates, Places]:
         """Those that differ in stages alone as one that is as fast as any of them, a column of
