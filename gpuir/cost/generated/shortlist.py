@@ -166,6 +166,11 @@ def _once(numbers: Number) -> Number:
     return float(np.ravel(numbers)[0]) if is_same else numbers
 
 
+def _is_many(n: Number) -> bool:
+    """As `np.ndim`, in a tenth of the time."""
+    return isinstance(n, np.ndarray)
+
+
 @dataclass(frozen=True)
 class _Candidates:
     """Tiles, what a step of each takes, and what an SM holds as the network sees it, full of
@@ -181,7 +186,7 @@ class _Candidates:
 
     def take(self, places: Places) -> _Candidates:
         def some(n: Number) -> Number:
-            return n[places] if isinstance(n, np.ndarray) else n
+            return n[places] if _is_many(n) else n
 
         return self.each(some)
 
