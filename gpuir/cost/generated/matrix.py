@@ -243,7 +243,7 @@ def features_of(c: ProductBlocks, h: HeldBlocks, work: Work, target: Target) -> 
 
 
 @dataclass(frozen=True)
-class Step(BlockCounts):
+class LoopStep(BlockCounts):
     """What a block takes for a step, in clocks, whatever the extents of its kernel."""
 
     resident: Number  # blocks that an SM holds at once
@@ -263,7 +263,7 @@ def seconds(
 
 
 def terms_of(
-    s: Sheet, c: ProductBlocks, step: Step, target: Target, p: Mapping[str, Number]
+    s: Sheet, c: ProductBlocks, step: LoopStep, target: Target, p: Mapping[str, Number]
 ) -> Terms:
     """The terms of blocks that take such steps, without a roof."""
     compute, memory, join = times(s, c, step, target, p)
@@ -271,7 +271,7 @@ def terms_of(
     return Terms(compute, memory, total - s.xp.maximum(compute, memory))
 
 
-def least_s(c: ProductBlocks, step: Step, target: Target, p: Mapping[str, Number]) -> Number:
+def least_s(c: ProductBlocks, step: LoopStep, target: Target, p: Mapping[str, Number]) -> Number:
     """Seconds that the terms of counted blocks are not below, a launch and the network left out."""
     compute, memory, join = times(Unwritten(), c, step, target, p)
     return joined_least(np, p["overlap"], compute, memory) + p["start"] * 1e-6 + join
@@ -279,7 +279,7 @@ def least_s(c: ProductBlocks, step: Step, target: Target, p: Mapping[str, Number
 
 def step_of(
     s: Sheet, c: ProductBlocks, work: Work, target: Target, p: Mapping[str, Number]
-) -> Step:
+) -> LoopStep:
     """What a step takes of counted blocks."""
     xp, sm = s.xp, target.sm
     peak = target.peak("tensor", work.rate_dtype)
@@ -309,11 +309,11 @@ def step_of(
     late = s.put("wait of a step", p["wait"] / (ahead + 0.5), "clocks")
     slow = joined(s, p["overlap"], slowly, late)  # what is late shows before all of it does
     stores = c.out_bytes / p["store bytes"]
-    return Step(h.resident, step, slow, ahead, bytes_in=bytes_in, stores=stores)
+    return LoopStep(h.resident, step, slow, ahead, bytes_in=bytes_in, stores=stores)
 
 
 def times(
-    s: Sheet, c: ProductBlocks, step: Step, target: Target, p: Mapping[str, Number]
+    s: Sheet, c: ProductBlocks, step: LoopStep, target: Target, p: Mapping[str, Number]
 ) -> tuple[Number, Number, Number]:
     """Seconds of arithmetic and of memory, which overlap, and those that it takes to join the parts
     of a sum: of blocks that take such steps."""

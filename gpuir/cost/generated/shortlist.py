@@ -178,7 +178,7 @@ class _Candidates:
 
     tiles: Tiles
     counted: matrix.ProductBlocks
-    step: matrix.Step
+    step: matrix.LoopStep
     seen: matrix.HeldBlocks
 
     def each(self, change: Callable[[Number], Number]) -> _Candidates:
@@ -208,7 +208,7 @@ class _Candidates:
         alike = replace(alike, tiles=replace(alike.tiles, split=split))
         return alike, np.append(begins, found.shape[1])
 
-    def on(self, work: Work, target: Target) -> tuple[matrix.ProductBlocks, matrix.Step]:
+    def on(self, work: Work, target: Target) -> tuple[matrix.ProductBlocks, matrix.LoopStep]:
         """What blocks and steps do on a kernel's own extents."""
         c = self.counted
         c = replace(c, **matrix.of_grid(work, self.tiles, c.m, c.n, c.k))
