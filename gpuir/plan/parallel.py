@@ -376,12 +376,13 @@ def read(texts: Mapping[str, str], where: str) -> dict[str, Tried]:
 def _read(raw: dict[str, Any]) -> Tried:
     choice, answer, shared = (raw.pop(name) for name in ("choice", "answer", "tp_shared"))
     numbers = ("latency_s", "reserved_bytes", "available_bytes")
-    given: dict[str, Any] = answer | {name: answer[name] + 0 for name in numbers}
+    given: dict[str, Any] = {**answer, "dims": (), "why": str(answer["why"])}
+    given |= {name: answer[name] + 0 for name in numbers}
     if answer["interval"] is not None:
         given["interval"] = tuple(map(float, answer["interval"]))
     return Tried(
         Choice(Parallel(**choice["parallel"]), choice["recompute"]),
-        Answer(**given | {"dims": (), "why": str(answer["why"])}),
+        Answer(**given),
         tp_shared=None if shared is None else SharedByTp(**shared),
         **{key: x + 0 for key, x in raw.items()},  # TypeError where one is no number
     )

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 
-import numpy as np
-
 from gpuir.ir.graph import Graph, Node, Op, Value
 from gpuir.ops import tensor as t
 from gpuir.ops.strides import packed, viewed
@@ -50,7 +48,7 @@ def axis_of_view(x: Value, axis: int, op: Op, v: Value) -> int:
     order = (*(a for a in range(rank) if a != axis), axis) if rank else ()
     back = tuple(order.index(a) for a in range(rank))
     lies = packed(x.type.with_shape(tuple(x.type.shape[a] for a in order)))
-    y = viewed(np.transpose(lies, back), op)
+    y = viewed(lies.transpose(back), op)
     moving = [] if y is None else [a for a, n in enumerate(y.shape) if n > 1 and y.strides[a]]
     return last_axis(v) if y is None or not moving else min(moving, key=lambda a: y.strides[a])
 
