@@ -13,6 +13,7 @@ from gpuir.cost import sized
 from gpuir.cost.sheet import Number
 from gpuir.cost.work import WeightBytes, Work
 from gpuir.ir.graph import Graph, Value
+from gpuir.ir.sizes import real
 from gpuir.ir.types import bf16, f8e4m3
 from gpuir.ops import kernel as k
 from gpuir.ops import tensor as t
@@ -162,17 +163,17 @@ def _attention(op: k.Attention | k.AttentionGradient, work: Work, which: str) ->
     backward = isinstance(op, k.AttentionGradient)
     works: tuple[Work, ...] = ()
     if which == "flash-1":
-        cells = float(op.operands[0].type.size) * (4.0 + (3.0 if backward else 1.0) / 2)
+        cells = real(op.operands[0].type.size) * (4.0 + (3.0 if backward else 1.0) / 2)
         works = (sized.pointwise(cells, (bf16,), (bf16,)),)
     habit = Habit((), which, backward, isa="" if works else "sm_90")
-    return Instead(work, habit, works, float(op.flops()))
+    return Instead(work, habit, works, real(op.flops()))
 
 
 def _narrow(op: k.Gemm, narrow: str) -> Iterator[Work]:
     """A product in fp8, and the kernel that casts what it reads, as it lies and turned
     (Transformer Engine's cast_transpose). A gradient of weights reads what is cast already."""
     dims = op.space().dims
-    m, n, depth = float(dims["b"] * dims["m"]), float(dims["n"]), float(dims["k"])
+    m, n, depth = real(dims["b"] * dims["m"]), real(dims["n"]), real(dims["k"])
     scales = "block" if narrow == BLOCKS else ""
     yield sized.gemm(m, n, depth, f8e4m3, out=bf16, scales=scales)
     if op.types()[0].rank > 2:

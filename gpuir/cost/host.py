@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from gpuir.ir.graph import Graph, Loc, Value
 from gpuir.ir.notes import ON_HOST, Bound, Cost
+from gpuir.ir.sizes import real
 from gpuir.ops import kernel as k
 from gpuir.targets.profile import Copies, Profile
 from gpuir.targets.target import Target
@@ -44,7 +45,7 @@ def host_cost(x: Hosted, target: Target, profile: Profile) -> Cost:
     }
     time_s = max(terms["compute"], terms["memory"]) + terms["latency"]
     bound = max(terms, key=terms.__getitem__)
-    facts = (("copied_bytes", float(x.moved)), ("copies", float(x.copies)))
+    facts = (("copied_bytes", real(x.moved)), ("copies", real(x.copies)))
     between = time_s / fallback.uncertainty, time_s * fallback.uncertainty
     return Cost(time_s, bound, ON_HOST, tuple(terms.items()), facts, interval=between)
 

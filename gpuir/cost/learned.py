@@ -259,8 +259,13 @@ def stands_for(trained: Trained, target: Target) -> Target:
     were measured the first; itself where none was."""
     if target.name in trained.devices[:1]:
         return target
-    measured = (load_target(d) for d in trained.devices)
-    return next((t for t in measured if t.isa == target.isa), target)
+    return _measured(tuple(trained.devices), target.isa) or target
+
+
+@lru_cache(maxsize=256)
+def _measured(devices: tuple[str, ...], isa: str) -> Target | None:
+    """The first of the devices that has this architecture."""
+    return next((t for t in map(load_target, devices) if t.isa == isa), None)
 
 
 def seen(work: Work, tiles: Tiles, family: Family, target: Target, model: Model) -> list[Number]:

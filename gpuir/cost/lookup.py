@@ -18,7 +18,8 @@ from typing import Any
 import numpy as np
 
 from gpuir.cost.sheet import Number
-from gpuir.ops.spread import Spread
+from gpuir.ir.sizes import of_sizes
+from gpuir.ops.spread import Spread, parse_spread
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
 
@@ -114,15 +115,30 @@ def missed_again(lookups: float, rows: float) -> tuple[float, ...]:
 
 
 @lru_cache(maxsize=4096)
-def drawn(spread: Spread, lookups: int, rows: int) -> tuple[float, tuple[float, ...]]:
-    """Of so many lookups in a table of so many rows: the rows that they name, and the misses beyond
-    the first of each at each of `CACHED`."""
-    if spread.is_uniform:
+def _drawn(spread: str, lookups: float, rows: float) -> tuple[float, tuple[float, ...]]:
+    how = parse_spread(spread)
+    if how.is_uniform:
         return named_rows(lookups, rows), missed_again(lookups, rows)
-    classes = classes_of(spread, rows)
+    classes = classes_of(how, int(rows))
     named = min(classes.named(lookups), float(lookups))
     missed = [max(classes.misses(lookups, part * named) - named, 0.0) for part in CACHED]
     return named, (*missed[:-1], 0.0)
+
+
+@of_sizes
+def rows_named(spread: str, lookups: float, rows: float) -> float:
+    """Of so many lookups in a table of so many rows, how many of these they name."""
+    return _drawn(spread, lookups, rows)[0]
+
+
+@of_sizes
+def _missed(spread: str, part: int, lookups: float, rows: float) -> float:
+    return _drawn(spread, lookups, rows)[1][int(part)]
+
+
+def rows_missed(spread: str, lookups: float, rows: float) -> tuple[float, ...]:
+    """Misses of lookups beyond the first of each row, at each of `CACHED`."""
+    return tuple(_missed(spread, i, lookups, rows) for i in range(len(CACHED)))
 
 
 def between(xp: Any, share: Number, values: tuple[Number, ...]) -> Number:

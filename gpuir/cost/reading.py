@@ -17,7 +17,7 @@ from gpuir.cost.lanes import (
     lane_ops,
     simd_ops,
 )
-from gpuir.cost.lookup import drawn
+from gpuir.cost.lookup import rows_missed, rows_named
 from gpuir.cost.pixels import threads_of
 from gpuir.cost.routing import mixture
 from gpuir.cost.sheet import Number
@@ -38,10 +38,10 @@ from gpuir.cost.work import (
 )
 from gpuir.ir.graph import Access, Node, Space, Value
 from gpuir.ir.lazy import once
+from gpuir.ir.sizes import real
 from gpuir.ir.types import f32
 from gpuir.ops import kernel as k
 from gpuir.ops import tensor as t
-from gpuir.ops.spread import parse_spread
 
 # The gradient of attention takes 2.5 times its operations, at 63 % of the A100's peak where the
 # attention reaches 73 % (Dao: FlashAttention-2, 2023, sections 1 and 4.1).
@@ -132,18 +132,18 @@ def _detail(op: k.KernelOp) -> Detail | None:
         case k.Pool(library=library) if library and (threads := threads_of(op)):
             return threads
         case k.Pool() if is_pooled_by_cells(op):
-            return Windowed(float(prod(op.window.window[:-1])))
+            return Windowed(real(prod(op.window.window[:-1])))
         case k.Copy(apart=step) | k.Map(apart=step) if step:
             type = op.result_types[0]
             cells = [type.shape[axis] for axis in type.order or range(type.rank)]
             row = next((n for n in reversed(cells) if n != 1), 1)
-            return CellByCell(float(step), float(row))
+            return CellByCell(real(step), real(row))
         case _:
             return None
 
 
 def _lookup(node: Node, op: t.Gather) -> Lookup:
-    table, fetched = float(op.x.type.nbytes), _fetched(node)
+    table, fetched = real(op.x.type.nbytes), _fetched(node)
     named, missed = _named(op, fetched)
     if not op.spread:
         return Lookup(_row(op), table, again=max(0.0, fetched - table))
@@ -158,10 +158,11 @@ def _named(op: t.Gather, fetched: float) -> tuple[float, tuple[float, ...]]:
     nobody says how indices spread, each names a row of its own while there are any."""
     lookups = op.indices.type.size
     if not op.spread or not lookups:
-        return min(float(op.x.type.nbytes), fetched), ()
-    rows, missed = drawn(parse_spread(op.spread), lookups, op.x.type.shape[op.axis])
+        return min(real(op.x.type.nbytes), fetched), ()
+    drawn = op.spread, lookups, op.x.type.shape[op.axis]
     each = fetched / lookups
-    return min(float(op.x.type.nbytes), rows * each), tuple(each * n for n in missed)
+    named = min(real(op.x.type.nbytes), rows_named(*drawn) * each)
+    return named, tuple(each * n for n in rows_missed(*drawn))
 
 
 def _row(gather: t.Gather) -> float:
@@ -285,7 +286,7 @@ def _indexed(op: k.Gather | k.Scatter, space: Space) -> tuple[Operand, ...]:
             case (t.ScatterElements(x=x, combine=c) | t.ScatterND(x=x, combine=c)) as scatter:
                 given = _given(scatter)
                 table[x.name] = 0.0 if c == "none" else given
-                filled = 0.0 if x in op.body.inputs else float(x.type.nbytes)
+                filled = 0.0 if x in op.body.inputs else real(x.type.nbytes)
                 for i, v in enumerate(op.body.outputs):
                     if v == node.results[0]:
                         touched[i] = filled + given
@@ -307,13 +308,12 @@ def _indexed(op: k.Gather | k.Scatter, space: Space) -> tuple[Operand, ...]:
 def _given(op: t.ScatterElements | t.ScatterND) -> float:
     """Bytes of the cells that a scatter changes: as many as it is given, or, where it is stated
     how indices spread, the rows that they name."""
-    updates = float(op.updates.type.nbytes)
+    updates = real(op.updates.type.nbytes)
     if not isinstance(op, t.ScatterND) or not op.spread or not updates:
         return updates
     depth = op.indices.type.shape[-1]
     lookups = op.indices.type.size // max(depth, 1)
-    rows, _ = drawn(parse_spread(op.spread), lookups, prod(op.x.type.shape[:depth]))
-    return updates * rows / lookups
+    return updates * rows_named(op.spread, lookups, prod(op.x.type.shape[:depth])) / lookups
 
 
 def _contraction(op: k.Product, space: Space) -> Work:
@@ -346,7 +346,7 @@ def _product(op: k.Product, space: Space, operands: list[Operand]) -> Work:
         form = _conv_form(op)
         return replace(found, detail=_window(op), form=form, beside=_conversions(op))
     assert isinstance(op, k.Gemm)
-    between = None if op.between is None else Looped(float(op.between))
+    between = None if op.between is None else Looped(real(op.between))
     return replace(found, detail=between)
 
 
@@ -360,10 +360,10 @@ def _attention(op: k.Attention, space: Space, operands: list[Operand]) -> Work:
         read = one.visited[2] * one.block[1] / max(groups * prod(one.k.type.shape[:-3]) * keys, 1)
         operands[1:3] = [replace(o, nbytes=o.nbytes * min(read, 1.0)) for o in operands[1:3]]
     detail = Heads(
-        head=float(one.q.type.shape[-1]),
+        head=real(one.q.type.shape[-1]),
         group=heads / max(groups, 1),
-        kv_heads=float(groups),
-        reach=float(reach),
+        kv_heads=real(groups),
+        reach=real(reach),
         windowed=float(one.window is not None and not one.block),
         blocked=float(bool(one.block)),
     )
@@ -421,7 +421,7 @@ def _attention_gradient(op: k.AttentionGradient) -> Work:
 
 def _in_turns(work: Work, op: k.KernelOp, times: float) -> Work:
     """A gradient as so many times the kernel itself, but with its own flops and operands."""
-    own = sum(float(a.type.nbytes) for a in (*op.nest.reads, *op.nest.writes))
+    own = sum(real(a.type.nbytes) for a in (*op.nest.reads, *op.nest.writes))
     return replace(work, flops=op.flops(), times=times, own_bytes=own, form="gradient")
 
 
@@ -437,7 +437,7 @@ def _conv_form(op: k.Conv) -> str:
 def _window(op: k.Conv) -> ConvShape:
     conv = op.product
     size, window = (tuple(map(float, v.type.shape[2:])) for v in op.factors)
-    stride, dilation = (float(max(n, default=1)) for n in (conv.strides, conv.dilations))
+    stride, dilation = (real(max(n, default=1)) for n in (conv.strides, conv.dilations))
     found = shape_of(size, window, stride, dilation, isinstance(conv, t.ConvTranspose))
     return replace(found, library=op.library)
 

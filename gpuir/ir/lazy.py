@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import wraps
+from functools import lru_cache, wraps
 from typing import Any, Generic, Self, TypeVar, overload
+
+from gpuir.ir.sizes import is_recorded
 
 T = TypeVar("T")
 Owner = TypeVar("Owner")
@@ -26,6 +28,22 @@ class lazy(Generic[T]):
             return self
         found = owner.__dict__[self.name] = self.compute(owner)
         return found
+
+
+def remembered(most: int) -> Callable[[Callable[..., T]], Callable[..., T]]:
+    """As `functools.lru_cache`, of so many calls. While conditions on sizes are recorded nothing is
+    looked up: what was kept came with conditions of its own."""
+
+    def keeping(compute: Callable[..., T]) -> Callable[..., T]:
+        kept = lru_cache(most)(compute)
+
+        @wraps(compute)
+        def call(*args: Any, **named: Any) -> T:
+            return compute(*args, **named) if is_recorded() else kept(*args, **named)
+
+        return call
+
+    return keeping
 
 
 def once(compute: Callable[[Owner], T]) -> Callable[[Owner], T]:

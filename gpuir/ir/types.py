@@ -8,6 +8,7 @@ from typing import Literal
 
 from gpuir.ir.errors import ModelError
 from gpuir.ir.lazy import lazy
+from gpuir.ir.sizes import whole
 
 LARGEST = 1 << 50  # bytes of a tensor, 1 PiB: more than any device has, and sums stay in 64 bits
 
@@ -95,7 +96,7 @@ class TensorType:
     def __post_init__(self) -> None:
         bits = self.dtype.bits
         for n in self.shape:
-            bits *= int(n) if n > 0 else 1
+            bits *= whole(n) if n > 0 else 1
             if n < 0 or bits > 8 * LARGEST:
                 raise ModelError(
                     "a shape is not valid",

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from gpuir.ir.graph import Op, Value, field_names, values_in
+from gpuir.ir.lazy import remembered
 
 Names = tuple[str, ...]  # one an axis; empty where nothing is said, and where an index broadcasts
 
@@ -38,7 +39,7 @@ class Axes:
         return tuple(dict.fromkeys(every))
 
 
-@lru_cache(4096)
+@remembered(4096)
 def parted(axes: Axes, adds: bool = True) -> Axes:
     """The indices of which each rank may have a part, where they are outermost. One that is in
     several tensors is cut in all of them or in none. A tensor without it is whole on each rank; a
@@ -92,7 +93,7 @@ def broadcasting(operands: Iterable[Value], results: Iterable[Tensor]) -> Axes:
     return matched(tuple(("...", v.type.shape) for v in operands), tuple(results))
 
 
-@lru_cache(4096)
+@remembered(4096)
 def matched(operands: tuple[Tensor, ...], results: tuple[Tensor, ...]) -> Axes:
     """The axes of tensors. One of extent 1 broadcasts where another of its name is wider."""
     tensors = (*operands, *results)

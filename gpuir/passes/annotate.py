@@ -20,6 +20,7 @@ from gpuir.cost.work import WeightBytes, Work
 from gpuir.ir.errors import PluginError, UsageError
 from gpuir.ir.graph import Graph, Level, Node, Value
 from gpuir.ir.notes import Bound, Cost, Tile
+from gpuir.ir.sizes import real
 from gpuir.ir.verify import faults
 from gpuir.ops import kernel as k
 from gpuir.passes.manager import Pass
@@ -168,7 +169,7 @@ def among(op: k.KernelOp, weights: frozenset[Value], total: int) -> Work:
     """The work of a kernel on a CPU, whose caches hold these weights, so many bytes in all."""
     own = sum(v.type.nbytes for v in {*op.operands} & weights)
     work = work_of(op)
-    return replace(work, weights=WeightBytes(float(own), float(total - own))) if own else work
+    return replace(work, weights=WeightBytes(real(own), real(total - own))) if own else work
 
 
 def _by_tiles(

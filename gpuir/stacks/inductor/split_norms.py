@@ -7,6 +7,7 @@ from math import prod
 
 from gpuir.ir.build import Builder, rewrite
 from gpuir.ir.graph import Graph, Level, Node, Value
+from gpuir.ir.sizes import real
 from gpuir.ir.types import DType, f32
 from gpuir.ops import tensor as t
 from gpuir.stacks.inductor.channels_last import has_channels_innermost
@@ -86,13 +87,13 @@ def by_part(op: t.Normalize, parts: int, b: Builder) -> tuple[Value, ...] | None
     together = prod(shape[a] for a in inner)
     whole = together * prod(shape[a] for a in outer)
     sums = b(t.Reduce("sum", y, inner, keepdims=True))
-    means = b(t.Map("div", (sums,), (float(together),)))
+    means = b(t.Map("div", (sums,), (real(together),)))
     squares = b(t.Reduce("sum", squared(y, means, b), inner, keepdims=True))
     total = b(t.Reduce("sum", sums, outer, keepdims=True))
-    mean = b(t.Map("div", (total,), (float(whole),)))
-    between = b(t.Map("mul", (squared(means, mean, b),), (float(together),)))
+    mean = b(t.Map("div", (total,), (real(whole),)))
+    between = b(t.Map("mul", (squared(means, mean, b),), (real(together),)))
     apart = b(t.Reduce("sum", b(t.Map("add", (squares, between))), outer, keepdims=True))
-    variance = b(t.Map("div", (apart,), (float(whole),)))
+    variance = b(t.Map("div", (apart,), (real(whole),)))
     return (finished(op, y, mean, variance, b),)
 
 

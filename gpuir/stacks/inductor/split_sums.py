@@ -8,6 +8,7 @@ from typing import Self
 
 from gpuir.ir.build import Builder, rewrite
 from gpuir.ir.graph import Graph, Level, Node, Value
+from gpuir.ir.sizes import real
 from gpuir.ir.types import f32
 from gpuir.ops import tensor as t
 from gpuir.passes.manager import Pass
@@ -125,7 +126,7 @@ class SplitSums(Splits):
             y = b(t.Reduce(whole, y, first))
             y = b(t.Reduce(whole, y, last)) if last else y
             y = y if y.type.shape == result.shape else b(t.Reshape(y, result.shape))
-            y = b(t.Map("div", (y,), (float(terms),))) if fn == "mean" else y
+            y = b(t.Map("div", (y,), (real(terms),))) if fn == "mean" else y
             return (y if y.type == result else b(t.Cast(y, result.dtype)),)
 
         return saying(rewrite(g, split), assumed)

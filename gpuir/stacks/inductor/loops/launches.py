@@ -183,4 +183,4 @@ class LoopFusion:
 
 
 def size(values: Iterable[Value]) -> int:
-    return sum(int(v.type.nbytes) for v in values)
+    return sum(v.type.nbytes for v in values)
