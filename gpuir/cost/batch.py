@@ -3,9 +3,10 @@ formulas. One kernel is a batch of one."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -33,6 +34,7 @@ from gpuir.cost.tile import (
 from gpuir.cost.work import Work, stacked
 from gpuir.ir.errors import ModelError
 from gpuir.ir.notes import Bound, Cost, Tile
+from gpuir.ir.sizes import NOWHERE, Columns, value
 from gpuir.ir.types import f32
 from gpuir.ops.kernel import KernelOp
 from gpuir.targets.target import Target
@@ -45,7 +47,7 @@ KEPT = 65_536  # tiles of a target that are kept
 class AlikeWorks:
     """Kernels that one run of the formulas costs: their places among all, and one work of them."""
 
-    places: tuple[int, ...]
+    places: Places
     many: Work
 
 
@@ -54,7 +56,33 @@ def alike(works: Sequence[Work], also: Sequence[Hashable] = ()) -> list[AlikeWor
     groups: dict[Hashable, list[int]] = {}
     for i, work in enumerate(works):
         groups.setdefault((work.likeness, also[i] if also else None), []).append(i)
-    return [AlikeWorks(tuple(g), stacked([works[i] for i in g])) for g in groups.values()]
+    return [
+        AlikeWorks(np.array(g, np.intp), stacked([works[i] for i in g])) for g in groups.values()
+    ]
+
+
+def _groups(works: Sequence[tuple[Work, KernelRows]]) -> Iterator[AlikeWorks]:
+    """Kernels at many points by their likeness."""
+    first = [0, *accumulate(x.points for _, x in works)]
+    groups: dict[Hashable, list[int]] = {}
+    for i, (work, _) in enumerate(works):
+        groups.setdefault(work.likeness, []).append(i)
+    for some in groups.values():
+        every = [_columns(*works[i]) for i in some]
+        columns: Iterator[Array] = iter([*np.concatenate(every, axis=1)])
+        places = np.concatenate([np.arange(first[i], first[i + 1]) for i in some])
+        yield AlikeWorks(places, works[some[0]][0].each(lambda _, c=columns: next(c)))
+
+
+def _columns(work: Work, x: KernelRows) -> Array:
+    """The numbers of a work, a row each, at many points."""
+    numbers: list[Number] = []
+    work.each(numbers.append)  # pyright: ignore[reportArgumentType]
+    found = np.empty((len(numbers), x.points))
+    known: dict[Any, Any] = {}
+    for row, n in zip(found, numbers, strict=True):
+        row[:] = value(n, x.at, known)
+    return found
 
 
 def terms_of(e: Estimate, count: int) -> tuple[Array, Array]:
@@ -77,7 +105,8 @@ def best_tiles(works: Mapping[Work, str], target: Target) -> dict[Work, Tile]:
         new = list(works)
     for group in alike(new):
         for some, tiles in library_tiles(group.many, target):
-            ones = [new[group.places[i]] for i in some.tolist()]
+            places: list[int] = group.places[some].tolist()
+            ones = [new[i] for i in places]
             if tiles is None:
                 raise no_tile(ones[0], target, works[ones[0]])
             known.update(zip(ones, notes(ones, tiles), strict=True))
@@ -160,39 +189,68 @@ class Replaced(NamedTuple):
             into.failed.update(dict.fromkeys(some.tolist(), why))
 
 
+class KernelRows(NamedTuple):
+    """A kernel at so many `points`: sizes in it are columns of `at`, by the names of symbols."""
+
+    kernel: Kernel
+    points: int = 1
+    at: Columns = NOWHERE
+
+
 @dataclass(frozen=True)
 class Batch:
     """Kernels, so many, that are costed on one target after another, under the tiles that a library
-    would take. `works` are the usual ones, and behind them those that a release runs instead, as
-    `replaced` says. `learned` keeps what the network says of a group on GPUs of one architecture.
+    would take. Behind the usual ones are those that a release runs instead, as `replaced` says:
+    `size` in all. `learned` keeps what the network says of a group on GPUs of one architecture.
     """
 
     count: int
-    works: tuple[Work, ...]
+    size: int
     groups: tuple[AlikeWorks, ...]
     replaced: tuple[Replaced, ...] = ()
     learned: dict[Hashable, Number] = field(default_factory=dict[Hashable, Number])
 
     @staticmethod
-    def of(kernels: Sequence[Kernel]) -> Batch:
-        works = [usual(x) for x in kernels]
-        groups: dict[tuple[Habit, int], list[tuple[int, list[int], float]]] = {}
-        for i, x in enumerate(kernels):
-            if isinstance(x, Instead):
-                new = [w for w in x.works if w != x.usual]
-                rows = [*range(len(works), len(works) + len(new))] if new or not x.works else [i]
-                works += new
-                groups.setdefault((x.habit, len(rows)), []).append((i, rows, x.flops))
-        replaced: list[Replaced] = []
-        for (habit, _), some in groups.items():
-            places, rows, flops = map(np.array, zip(*some, strict=True))
-            replaced.append(Replaced(habit, places, rows.astype(int).T, flops))
-        return Batch(len(kernels), tuple(works), tuple(alike(works)), tuple(replaced))
+    def of(kernels: Iterable[Kernel]) -> Batch:
+        return Batch.at(list(map(KernelRows, kernels)))
+
+    @staticmethod
+    def at(rows: Sequence[KernelRows]) -> Batch:
+        """Kernels at many points, those of one kernel side by side."""
+        works = [(usual(x.kernel), x) for x in rows]
+        first = [0, *accumulate(x.points for x in rows)]
+        count = size = first[-1]
+        groups: dict[tuple[Habit, int], list[tuple[Places, list[Places], Array]]] = {}
+        for x, start in zip(rows, first, strict=False):
+            own = np.arange(start, start + x.points)
+            if not isinstance(x.kernel, Instead):
+                continue
+            new = [w for w in x.kernel.works if w != x.kernel.usual]
+            parts = [
+                np.arange(size + i * x.points, size + (i + 1) * x.points) for i in range(len(new))
+            ]
+            parts = parts if new or not x.kernel.works else [own]
+            works += [(w, x) for w in new]
+            size += len(new) * x.points
+            flops = np.full(x.points, value(x.kernel.flops, x.at), float)
+            groups.setdefault((x.kernel.habit, len(parts)), []).append((own, parts, flops))
+        replaced = tuple(
+            Replaced(
+                habit,
+                np.concatenate([own for own, _, _ in some]),
+                np.concatenate([np.reshape(parts, (n, -1)) for _, parts, _ in some], axis=1).astype(
+                    int
+                ),
+                np.concatenate([flops for _, _, flops in some]),
+            )
+            for (habit, n), some in groups.items()
+        )
+        return Batch(count, size, tuple(_groups(works)), replaced)
 
     def on(self, target: Target) -> Costs:
         """What each costs there."""
         check_factors(target)
-        found = Costs.room(len(self.works))
+        found = Costs.room(self.size)
         for group in self.groups:
             parts: list[tuple[Places, Tiles]] = []
             for some, tiles in library_tiles(group.many, target):
@@ -200,8 +258,8 @@ class Batch:
                     parts.append((some, as_noted(group.many.take(some), tiles)))
                     continue
                 for j in some.tolist():
-                    work = self.works[group.places[j]]
-                    found.failed[group.places[j]] = str(no_tile(work, target, work.kernel))
+                    work = group.many.each(lambda n, j=j: np.asarray(n)[j].item())
+                    found.failed[int(group.places[j])] = str(no_tile(work, target, work.kernel))
             some = np.concatenate([places for places, _ in parts])
             if some.size:
                 self._cost(group, some, Tiles.joined([x for _, x in parts]), target, found)
@@ -216,7 +274,7 @@ class Batch:
         """Writes what some of a group cost under their tiles."""
         learned = self._learned(group, target)
         learned = learned[some] if np.ndim(learned) else learned
-        work, rows = group.many.take(some), np.array(group.places)[some]
+        work, rows = group.many.take(some), group.places[some]
         terms, time_s = terms_of(estimate(work, tiles, target, learned=learned), len(some))
         into.time_s[rows] = time_s
         into.low_s[rows], into.high_s[rows] = interval(work, target, time_s)
@@ -226,7 +284,7 @@ class Batch:
     def _learned(self, group: AlikeWorks, target: Target) -> Number:
         """The network's correction: the same on all targets that one measured GPU stands for."""
         family = family_of(group.many, target)
-        key = group.places[0], family.name, target.isa
+        key = int(group.places[0]), family.name, target.isa
         if key in self.learned:
             return self.learned[key]
         found = correction(group.many, family, target, shipped())
@@ -246,9 +304,10 @@ def costs_of(
     tiles = [Tiles.of(tile, work) for work, (_, tile) in zip(works, kernels, strict=True)]
     found: dict[int, Cost] = {}
     for group in alike(works, [x.likeness for x in tiles]):
-        some = stacked([tiles[i] for i in group.places])
-        ones = [works[i] for i in group.places]
-        found.update(zip(group.places, _costs(ones, group.many, some, target, model), strict=True))
+        places: list[int] = group.places.tolist()
+        some = stacked([tiles[i] for i in places])
+        ones = [works[i] for i in places]
+        found.update(zip(places, _costs(ones, group.many, some, target, model), strict=True))
     new: dict[int, Instead] = {}
     for i, (x, _) in enumerate(kernels):
         if not isinstance(x, Instead) or not x.habit.holds_on(target):
