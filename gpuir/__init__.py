@@ -18,9 +18,11 @@ if TYPE_CHECKING:
     from gpuir.ir.graph import Graph
     from gpuir.ir.notes import Cost, Schedule, Tile
     from gpuir.passes.manager import Pass, Pipeline
+    from gpuir.plan.space.points import PointTimes
     from gpuir.report.answer import Answer
     from gpuir.run.analysis import analyze, explain, lower
     from gpuir.run.loading import LoadOptions, load, load_text
+    from gpuir.run.program import ModelProgram, program
     from gpuir.run.ranks import simulate_ranks
     from gpuir.schedule import apply, extract, strip
     from gpuir.simulate.memory import Memory, memory
@@ -49,10 +51,12 @@ __all__ = [
     "Kernel",
     "LoadOptions",
     "Memory",
+    "ModelProgram",
     "Observed",
     "Parallel",
     "Pass",
     "Pipeline",
+    "PointTimes",
     "Predictions",
     "Profile",
     "Schedule",
@@ -84,6 +88,7 @@ __all__ = [
     "pipeline",
     "predict",
     "profile_names",
+    "program",
     "search",
     "show",
     "simulate_ranks",
@@ -94,6 +99,8 @@ __all__ = [
 
 _HOMES = {
     "gpuir.run.analysis": ("analyze", "explain", "lower"),
+    "gpuir.plan.space.points": ("PointTimes",),
+    "gpuir.run.program": ("ModelProgram", "program"),
     "gpuir.run.ranks": ("simulate_ranks",),
     "gpuir.run.loading": ("LoadOptions", "load", "load_text"),
     "gpuir.report.answer": ("Answer",),

@@ -50,6 +50,7 @@ GOOD: dict[Callable[..., Any], dict[str, Any]] = {
     gpuir.explain: {"graph": COSTED, "name": "y"},
     gpuir.simulate_ranks: {"graph": G, "cluster": "dgx-a100", "parallel": gpuir.Parallel(dp=2)},
     gpuir.load: {"model": "none.gir"},
+    gpuir.program: {"model": "none.gir"},
     gpuir.load_text: {"text": TEXT},
     gpuir.pipeline: {"text": "canonicalize"},
     gpuir.apply: {"g": gpuir.strip(COSTED), "schedule": TILES},

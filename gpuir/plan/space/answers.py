@@ -199,37 +199,57 @@ def _runs(
         return
     for i, target in enumerate(targets):
         try:
-            yield _alone(program, own, target, {name: n[:, i : i + 1] for name, n in costs.items()})
+            yield alone(program, own, target, {name: n[:, i : i + 1] for name, n in costs.items()})
         except GpuirError as error:
             yield _none(program, " ".join(str(error).split()))
+
+
+@dataclass(frozen=True)
+class RunColumns:
+    """Runs of a program beside one another: `ends` has a row an end of the intervals (as expected,
+    quick, slow) and a column a run; `gaps_s` is a number each."""
+
+    ends: Numbers
+    gaps_s: Numbers
+    is_empty: bool
+
+
+def side_by_side(
+    program: Program, profile: Profile, costs: Mapping[str, Numbers], link: Numbers | None
+) -> RunColumns:
+    """A program, whose launches are straight, under a profile with the host that it has: `costs` by
+    `PARTS`, a row a kernel and a column a run, and the `link` of each run's device."""
+    launches, count = program.launches, costs["time_s"].shape[1]
+    times = list(zip(*(costs[name] for name in PARTS[:3]), strict=True))
+    ends = zip((time for time, *_ in times), *ends_of(launches.found, times), strict=True)
+    by = profile.host.uncertainty
+    kernels = KernelTimes(
+        seconds=[np.stack(x) for x in ends], host=np.array([[1.0], [1 / by], [by]]), link=link
+    )
+    ran, shape = Script(launches, profile).run(kernels), (3, count)
+    return RunColumns(
+        np.broadcast_to(ran.time_s, shape),
+        np.broadcast_to(ran.gaps_s, shape)[0],
+        is_empty=all(x.empty for x, _ in counted(launches.found)),
+    )
 
 
 def _together(
     program: Program, profile: Profile, targets: Sequence[Target], costs: Mapping[str, Numbers]
 ) -> Iterator[Answer]:
-    """On all devices at once: numbers are arrays of a row an end of the intervals (as expected,
-    quick, slow) and a column a device."""
-    launches = program.launches
-    times = list(zip(*(costs[name] for name in PARTS[:3]), strict=True))
-    ends = zip((time for time, *_ in times), *ends_of(launches.found, times), strict=True)
-    by, links = profile.host.uncertainty, [x.pcie for x in targets]
-    kernels = KernelTimes(
-        seconds=[np.stack(x) for x in ends],
-        host=np.array([[1.0], [1 / by], [by]]),
-        link=np.array([x.bytes_per_s for x in links if x]) if all(links) else None,
-    )
-    ran, shape = Script(launches, profile).run(kernels), (3, len(targets))
-    latency: list[list[float]] = np.broadcast_to(ran.time_s, shape).tolist()
-    gaps: list[float] = np.broadcast_to(ran.gaps_s, shape)[0].tolist()
-    called = _called(launches.found)
-    device_s, bounds = _sums(called, costs)
-    for i, (time_s, low_s, high_s) in enumerate(zip(*latency, strict=True)):
+    """On all devices at once."""
+    links = [x.pcie for x in targets]
+    link = np.array([x.bytes_per_s for x in links if x]) if all(links) else None
+    ran = side_by_side(program, profile, costs, link)
+    gaps: list[float] = ran.gaps_s.tolist()
+    device_s, bounds = _sums(_called(program.launches.found), costs)
+    for i, (time_s, low_s, high_s) in enumerate(ran.ends.T.tolist()):
         yield Answer(
             program.model,
             targets[i].name,
             profile.name,
             latency_s=time_s,
-            interval=(low_s, high_s) if called else None,
+            interval=None if ran.is_empty else (low_s, high_s),
             device_s=device_s[i],
             gaps_s=gaps[i],
             is_host_bound=gaps[i] > HOST_BOUND * time_s,
@@ -237,7 +257,7 @@ def _together(
         )
 
 
-def _alone(
+def alone(
     program: Program, profile: Profile, target: Target, costs: Mapping[str, Numbers]
 ) -> Answer:
     """On one device, where what comes next depends on the numbers."""

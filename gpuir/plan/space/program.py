@@ -13,6 +13,7 @@ from gpuir.cost.routing import Routed, Shares
 from gpuir.cost.steps import RoutineSteps, RoutineWay
 from gpuir.cost.work import Detail, Operand, Work
 from gpuir.ir.graph import Graph, Node, Value
+from gpuir.ir.sizes import by_form, is_recorded
 from gpuir.ir.types import DTYPES, DType, tf32
 from gpuir.ops import kernel as k
 from gpuir.passes.annotate import among
@@ -57,11 +58,13 @@ def program_of(graph: Graph, on_cpu: bool = False) -> Program:
     weights = frozenset(graph.params) if on_cpu else frozenset[Value]()
     total = sum(v.type.nbytes for v in weights)
     known: dict[Kernel, int] = {}
-    works = {
-        id(n): known.setdefault(release.kernel(n.op, among(n.op, weights, total)), len(known))
+    kernels = [
+        (id(n), release.kernel(n.op, among(n.op, weights, total)))
         for n in graph.walk()
         if isinstance(n.op, k.KernelOp) and not isinstance(n.op, k.View)
-    }
+    ]
+    with by_form():
+        works = {key: known.setdefault(kernel, len(known)) for key, kernel in kernels}
     missing = {} if on_cpu or profile.fallback is None else without_kernel(graph, profile)
     on_host = hosted(graph, missing.keys()) if missing else {}
     places = {v: len(known) + i for i, v in enumerate(on_host)}
@@ -78,7 +81,7 @@ def program_of(graph: Graph, on_cpu: bool = False) -> Program:
         launches=launches_of(graph, place, profile.streams > 1),
         layout=layout_of(graph, lambda n: works[id(n)]),
         assumed=graph.assumed,
-        keys=tuple(digest(_json(w)) for w in known),
+        keys=() if is_recorded() else tuple(digest(_json(w)) for w in known),
     )
 
 

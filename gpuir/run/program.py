@@ -1,0 +1,206 @@
+"""A model as a function of its sizes: loaded a few times, then asked for any number of points.
+
+    steps = gpuir.program("hf:config.json", phase="decode", dims={"seq": 1})
+    times = steps.times({"batch": [1, 8, 64], "past": 4096}, "h100-sxm")
+    times.latency_s
+
+What frontends say at a few sizes becomes one graph whose sizes are symbols (`run.symbols`). The
+passes run on it as on any other; what they decide by a size they leave as a condition
+(`ir.sizes`). Kernels, launches and allocations then hold for all points that meet the conditions: a
+variant. A point that meets those of none makes another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import count
+from os import PathLike, fspath
+from typing import TYPE_CHECKING, Any, Unpack, cast
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from gpuir.ir.door import FLAG, PATH, takes
+from gpuir.ir.errors import GpuirError, UsageError
+from gpuir.ir.graph import Graph, Level
+from gpuir.ir.sizes import Columns, Conditions, each_size, moved, recorded, value
+from gpuir.passes.math import run_under
+from gpuir.plan.space.points import PointTimes, ProgramPoints, distinct, times
+from gpuir.plan.space.program import Program, program_of
+from gpuir.run.analysis import analyze, lowering
+from gpuir.run.loading import LoadOptions, load
+from gpuir.run.symbols import Sampled, SymbolicGraph
+from gpuir.targets.load import load_target
+from gpuir.targets.support import reason
+from gpuir.targets.target import Target
+
+if TYPE_CHECKING:
+    from gpuir.report.answer import Answer
+    from gpuir.run.loading import Source
+
+
+@dataclass(frozen=True)
+class Variant:
+    """Kernels and program of a model, right where `conditions` hold."""
+
+    kernels: Graph
+    program: Program
+    conditions: Conditions
+
+
+NOTHING = Graph(Level.kernel, "")
+
+
+@dataclass
+class ModelProgram:
+    """A model under a software stack, as a function of its sizes."""
+
+    model: Any
+    options: LoadOptions
+    profile: str | PathLike[str] | None = None
+    tf32: bool | None = None
+    sampled: dict[tuple[str, ...], Sampled] = field(default_factory=dict[tuple[str, ...], Sampled])
+    variants: dict[tuple[int, str], list[Variant]] = field(
+        default_factory=dict[tuple[int, str], list[Variant]]
+    )
+
+    def times(self, points: Mapping[str, ArrayLike], target: str) -> PointTimes:
+        """Seconds, their intervals and bytes at many points, as `analyze` has them at each.
+
+        `points` gives a number or an array of numbers for each size, by the names that `dims` has,
+        or `past`; they broadcast against one another, and the results have an element a point, in
+        order (raveled). `target` is a name or a path, or either with numbers changed.
+        """
+        device = load_target(target)
+        columns = _columns(points)
+        own, which = distinct(columns, tuple(columns))
+        asked = [
+            ProgramPoints(variant.program, {n: x[some] for n, x in own.items()}, some)
+            for variant, some in self._variants(own, device)
+        ]
+        return times(asked, len(next(iter(own.values()))), device).take(which)
+
+    def at(self, point: Mapping[str, int], target: str) -> Answer:
+        """What `analyze` answers at one point."""
+        device = load_target(target)
+        columns = _columns(point)
+        if any(len(n) != 1 for n in columns.values()):
+            raise UsageError("this is more than one point", fix="program.times(points, target)")
+        ((variant, _),) = self._variants(columns, device)
+        there = {name: int(n[0]) for name, n in columns.items()}
+        if variant.program.refused:  # it is said as of any other graph
+            return analyze(self.load(there), target, profile=self.profile, tf32=self.tf32)
+        return analyze(each_size(variant.kernels, lambda x: value(x, there)), target)
+
+    def load(self, point: Mapping[str, int]) -> Graph:
+        how: dict[str, Any] = {**self.options}
+        dims = {**how.get("dims", {}), **point}
+        if how.get("phase") and "past" in dims:
+            how["past"] = dims.pop("past")
+        return load(
+            self.model,
+            **cast(Any, {**how, "dims": dims}),
+            warn=lambda _: None,
+            profile=self.profile,
+            tf32=self.tf32,
+        )
+
+    def _variants(
+        self, points: Columns, device: Target
+    ) -> Iterator[tuple[Variant, NDArray[np.int64]]]:
+        """Variants that together are right at all points, and the places of those each is for."""
+        names = tuple(sorted(points))
+        sampled = self.sampled.setdefault(names, Sampled(self.load))
+        for found, places in sampled.graphs(points):
+            if isinstance(found, SymbolicGraph):
+                yield from self._of(found, points, places, device)
+            else:
+                empty = Program("", "", refused=reason(found))
+                yield Variant(NOTHING, empty, Conditions()), places
+
+    def _of(
+        self,
+        symbolic: SymbolicGraph,
+        points: Columns,
+        left: NDArray[np.int64],
+        device: Target,
+    ) -> Iterator[tuple[Variant, NDArray[np.int64]]]:
+        graph = run_under(symbolic.graph, self.profile, self.tf32)
+        key = id(symbolic.graph), str(lowering(graph, device)) + " on a CPU" * device.is_cpu
+        known = self.variants.setdefault(key, [])
+        for i in count():
+            if not len(left):
+                return
+            new = i == len(known)
+            if new:
+                point = {name: int(n[left[0]]) for name, n in points.items()}
+                known.append(self._made(graph, point, device))
+            own = known[i].conditions.hold({n: x[left] for n, x in points.items()})
+            assert own[0] or not new, "conditions hold where they were recorded"
+            if own.any():
+                yield known[i], left[own]
+                left = left[~own]
+
+    def _made(self, graph: Graph, point: Mapping[str, int], device: Target) -> Variant:
+        """The variant at a point. What cannot be said of it is said as of any graph."""
+        with recorded() as recording:
+            there = each_size(graph, lambda x: moved(x, point))
+            try:
+                kernels = there
+                if there.level < Level.kernel:
+                    kernels = lowering(there, device).run(there)
+                program = program_of(kernels, device.is_cpu)
+            except GpuirError:
+                kernels = program = None
+        if kernels is None or program is None:
+            plain = each_size(graph, lambda x: value(x, point))
+            kernels, program = _refused(plain, device)
+            return Variant(kernels, program, Conditions.only(point))
+        return Variant(kernels, program, recording.conditions())
+
+
+def _refused(graph: Graph, device: Target) -> tuple[Graph, Program]:
+    try:
+        kernels = graph if graph.level >= Level.kernel else lowering(graph, device).run(graph)
+        return kernels, program_of(kernels, device.is_cpu)
+    except GpuirError as error:
+        return graph, Program(graph.name, graph.profile or "", refused=reason(error))
+
+
+@takes(profile=PATH, tf32=FLAG)
+def program(
+    model: Source,
+    *,
+    profile: str | PathLike[str] | None = None,
+    tf32: bool | None = None,
+    **options: Unpack[LoadOptions],
+) -> ModelProgram:
+    """A model as a function of its sizes, to be asked for many points: `times`, `at`.
+
+    `profile` and `tf32` are as in `analyze`, options as in `load`; `dims` are the sizes that stay
+    as they are. Nothing is loaded before the first points are asked for.
+    """
+    source = fspath(model) if isinstance(model, str | PathLike) else model
+    return ModelProgram(source, options, profile, tf32)
+
+
+def _columns(points: Mapping[str, Any]) -> Columns:
+    """Sizes as columns of one length; UsageError where they are none."""
+    if not points:
+        raise UsageError(
+            "no sizes are given", expected='sizes by name: {"batch": [1, 8], "seq": 128}'
+        )
+    rows: list[NDArray[np.int64]] = []
+    for name, n in points.items():
+        column = np.asarray(n)
+        if column.size and (column.dtype.kind not in "iu" or column.min() < 0):
+            raise UsageError(
+                f"{name} is not a size", expected="whole numbers of 0 or more", found=repr(n)
+            )
+        rows.append(column.astype(np.int64))
+    try:
+        every = np.broadcast_arrays(*rows)
+    except ValueError as error:
+        raise UsageError("sizes do not broadcast together", found=str(error)) from None
+    return {name: row.reshape(-1) for name, row in zip(points, every, strict=True)}

@@ -1,0 +1,160 @@
+"""A program at many points: what `analyze` says of the model loaded there, and what it refuses."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnx_models as m
+import pytest
+
+import gpuir
+from gpuir.ir.errors import GpuirError, UsageError
+from gpuir.run.symbols import Sampled
+
+ENCODER = str(Path(__file__).parents[1] / "small_encoder.onnx")
+
+
+def pyramid(tmp_path):
+    """Images that are cut in two, and in two again."""
+    path = tmp_path / "pyramid.onnx"
+    w = np.zeros((16, 3, 3, 3), np.float32)
+    g = m.graph(
+        [
+            m.node("Conv", ["x", "w"], ["c"], pads=[1] * 4, strides=[2, 2]),
+            m.node("Relu", ["c"], ["r"]),
+            m.node("MaxPool", ["r"], ["p"], kernel_shape=[2, 2], strides=[2, 2]),
+            m.node("GlobalAveragePool", ["p"], ["s"]),
+            m.node("Flatten", ["s"], ["y"]),
+        ],
+        [m.info("x", ["batch", 3, "height", 64])],
+        [m.info("y", ["batch", 16])],
+        [m.const("w", w)],
+    )
+    onnx.save(m.model_of(g), str(path))
+    return str(path)
+
+
+def assert_points(program, points, target, profile):
+    """Each point is what `analyze` says of the model that is loaded there."""
+    times = program.times(points, target)
+    for i in range(len(times.latency_s)):
+        point = {name: int(np.ravel(n)[i]) for name, n in points.items()}
+        try:
+            found = gpuir.analyze(program.load(point), target, profile=profile)
+        except GpuirError:
+            assert times.why[i]
+            assert np.isnan(times.latency_s[i])
+            continue
+        assert times.why[i] == ""
+        assert times.latency_s[i] == pytest.approx(found.latency_s, rel=1e-12)
+        ends = times.low_s[i], times.high_s[i]
+        assert ends == pytest.approx(found.interval, rel=1e-12)
+        assert times.peak_bytes[i] == found.peak_bytes
+        assert times.reserved_bytes[i] == found.reserved_bytes
+        assert times.available_bytes[i] == found.available_bytes
+        assert times.fits[i] == found.fits
+
+
+SIZES = {"batch": [1, 2, 3, 64, 7], "seq": [16, 16, 1, 128, 127]}
+
+
+@pytest.mark.parametrize(
+    ("profile", "target"),
+    [
+        *(("ort", "a100"), ("ort", "x86-64-v3"), ("tensorrt", "b200"), ("eager", "mi300x")),
+        *(("compiled", "h100-sxm"), ("cudagraph", "a100")),
+    ],
+)
+def test_points_are_what_analyze_says(profile, target):
+    program = gpuir.program(ENCODER, profile=profile)
+    assert_points(program, SIZES, target, profile)
+
+
+def test_a_training_step():
+    program = gpuir.program(ENCODER, train=True, optimizer="adamw")
+    assert_points(program, {"batch": [4, 32, 5], "seq": [64, 16, 100]}, "a100", None)
+
+
+def test_images_that_are_cut_in_two(tmp_path):
+    program = gpuir.program(pyramid(tmp_path), profile="eager")
+    points = {"batch": [2, 5, 9, 16], "height": [32, 64, 40, 224]}
+    assert_points(program, points, "t4", "eager")
+    assert len(program.sampled["batch", "height"].known) == 1
+
+
+def test_points_within_ask_no_frontend():
+    program = gpuir.program(ENCODER)
+    ends = {"batch": [2, 64], "seq": [16, 128]}
+    program.times(ends, "a100")
+    (sampled,) = program.sampled.values()
+    sampled.load = lambda point: pytest.fail(f"loads {point}")
+    found = program.times({"batch": np.arange(2, 65)[:, None], "seq": [16, 77, 128]}, "h100-sxm")
+    assert found.latency_s.shape == (63 * 3,)
+    assert not np.isnan(found.latency_s).any()
+
+
+def test_a_size_that_the_model_does_not_take_says_why():
+    program = gpuir.program(ENCODER)
+    times = program.times({"batch": 2, "seq": [16, 100_000]}, "a100")
+    assert np.isnan(times.latency_s).tolist() == [False, True]
+    assert times.why[0] == ""
+    assert times.why[1]
+    with pytest.raises(GpuirError) as alone:
+        gpuir.analyze(ENCODER, "a100", dims={"batch": 2, "seq": 100_000})
+    assert alone.value.what in times.why[1]
+    with pytest.raises(GpuirError):
+        program.at({"batch": 2, "seq": 100_000}, "a100")
+
+
+def test_a_stack_that_does_not_run_there_says_why():
+    times = gpuir.program(ENCODER, profile="vllm").times({"batch": [2, 3], "seq": 16}, "x86-64-v3")
+    assert all(times.why)
+
+
+def test_one_point_whole():
+    program = gpuir.program(ENCODER, profile="ort")
+    program.times({"batch": [2, 64], "seq": [16, 128]}, "a100")
+    found = program.at({"batch": 5, "seq": 96}, "a100")
+    alone = gpuir.analyze(ENCODER, "a100", dims={"batch": 5, "seq": 96}, profile="ort")
+    assert found == alone
+    assert gpuir.show(found.graph) == gpuir.show(alone.graph)
+    assert found.warnings == alone.warnings
+    assert found.assumed == alone.assumed
+
+
+@pytest.mark.parametrize(
+    ("points", "what"),
+    [
+        ({}, "no sizes are given"),
+        ({"batch": 2.5}, "batch is not a size"),
+        ({"batch": [-1]}, "batch is not a size"),
+        ({"batch": [1, 2], "seq": [1, 2, 3]}, "sizes do not broadcast together"),
+    ],
+)
+def test_sizes_that_are_none_are_refused(points, what):
+    with pytest.raises(UsageError, match=what):
+        gpuir.program(ENCODER).times(points, "a100")
+
+
+def test_no_points_no_times():
+    assert gpuir.program(ENCODER).times({"batch": [], "seq": 16}, "a100").latency_s.size == 0
+
+
+def test_more_than_one_point_is_not_one():
+    with pytest.raises(UsageError, match="more than one point"):
+        gpuir.program(ENCODER).at({"batch": [1, 2], "seq": 16}, "a100")
+
+
+def test_loads_are_few():
+    """The ends, the corners, and a point between that proves what they say."""
+    loads = []
+    program = gpuir.program(ENCODER)
+    sampled = Sampled(lambda point: loads.append(point) or program.load(point))
+    columns = {"batch": np.arange(2, 500), "seq": np.full(498, 64)}
+    assert [len(places) for _, places in sampled.graphs(columns)] == [498]
+    assert len(loads) == 3
+    columns["batch"] += 20
+    assert [len(places) for _, places in sampled.graphs(columns)] == [478, 20]
+    assert len(loads) == 4  # the new end alone
