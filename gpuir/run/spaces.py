@@ -18,6 +18,7 @@ from gpuir.cost.tile import BY
 from gpuir.files import write_whole
 from gpuir.ir.errors import GpuirError, ModelError, UsageError
 from gpuir.ir.graph import Graph, Level
+from gpuir.ir.records import FORM
 from gpuir.passes.manager import Pass, Pipeline
 from gpuir.passes.math import run_under
 from gpuir.plan.space.answers import Held, answers, cost_table, run
@@ -561,7 +562,8 @@ class SpaceSweep:
     def _key(self, job: Job, variant: str) -> str:
         model, asked = self.loading.digests[job.model], repr((job.dims, job.dtype, job.profile))
         profile = repr(list(walk(load_profile(job.profile))))
-        return digest(model, asked, profile, repr(self.loading.options), variant)
+        options = repr((FORM, self.loading.options))  # the form of the text that is kept
+        return digest(model, asked, profile, options, variant)
 
     def _plans(
         self, parts: Sequence[ResultFile], engine: Engine, advance: Callable[[int], None]

@@ -350,6 +350,7 @@ def _external(
                 found=location,
             )
         path = source.folder / location
+        note_input(path)
         homes = source.folder.resolve(), (source.folder / source.name).resolve().parent
         if not any(path.resolve().is_relative_to(home) for home in homes):
             raise NumbersMissing(

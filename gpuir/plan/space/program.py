@@ -3,22 +3,17 @@ small enough to keep for thousands of graphs."""
 
 from __future__ import annotations
 
-import json
-from dataclasses import dataclass, field, fields, is_dataclass, replace
-from typing import Any, cast
+from dataclasses import dataclass, field, replace
 
-from gpuir.cost.habits import Habit, Instead, Kernel, Release, release_of
+from gpuir.cost.habits import Kernel, Release, release_of
 from gpuir.cost.host import Hosted, hosted
-from gpuir.cost.routing import Routed, Shares
-from gpuir.cost.steps import RoutineSteps, RoutineWay
-from gpuir.cost.work import Detail, Operand, Work
+from gpuir.ir import records
 from gpuir.ir.graph import Graph, Node, Value
 from gpuir.ir.sizes import by_form, is_recorded
-from gpuir.ir.types import DTYPES, DType, tf32
 from gpuir.ops import kernel as k
 from gpuir.passes.annotate import among
-from gpuir.simulate.launches import Branch, Launch, Launches, Repeat, launches_of
-from gpuir.simulate.layout import Allocation, MemoryLayout, Moment, layout_of
+from gpuir.simulate.launches import Launches, launches_of
+from gpuir.simulate.layout import MemoryLayout, layout_of
 from gpuir.store import digest
 from gpuir.targets.profile import profile_of
 from gpuir.targets.support import dtypes_of, nodes_refused, reason, without_kernel
@@ -81,84 +76,25 @@ def program_of(graph: Graph, on_cpu: bool = False) -> Program:
         launches=launches_of(graph, place, profile.streams > 1),
         layout=layout_of(graph, lambda n: works[id(n)]),
         assumed=graph.assumed,
-        keys=() if is_recorded() else tuple(digest(_json(w)) for w in known),
+        keys=() if is_recorded() else tuple(digest(records.written(w)) for w in known),
     )
 
 
 # ---- as text -----------------------------------------------------------------------------------
 
-KINDS: dict[str, type[Any]] = {
-    kind.__name__: kind
-    for kind in (
-        *(Work, Operand, *Detail.__subclasses__()),
-        *(
-            Routed,
-            Shares,
-            RoutineWay,
-            RoutineSteps,
-            Habit,
-            Instead,
-            Hosted,
-            MemoryLayout,
-            Launches,
-            Repeat,
-            Branch,
-            Program,
-        ),
-    )
-}
-ROWS: dict[str, type[Any]] = {kind.__name__: kind for kind in (Launch, Allocation, Moment)}
-
 
 def written(program: Program) -> str:
     """A program as text, from which `read` makes the same again. Its first line has the keys of its
     kernels: who only looks costs up reads no more."""
-    return f"{' '.join(program.keys)}\n{_json(replace(program, keys=()))}"
+    return f"{' '.join(program.keys)}\n{records.written(replace(program, keys=()))}"
 
 
 def read(text: str) -> Program:
     """What `written` wrote."""
-    program: Program = _made(json.loads(text.partition("\n")[2]))
+    program: Program = records.read(text.partition("\n")[2])
     return replace(program, keys=tuple(keys_of(text)))
 
 
 def keys_of(text: str) -> list[str]:
     """The keys of the kernels of a program that `written` wrote."""
     return text.partition("\n")[0].split()
-
-
-def _json(made: Program | Kernel) -> str:
-    return json.dumps(_plain(made), separators=(",", ":"))
-
-
-def _made(value: Any) -> Any:
-    if isinstance(value, list):
-        return tuple(map(_made, cast("list[Any]", value)))
-    if not isinstance(value, dict):
-        return value
-    named = cast("dict[str, Any]", value)
-    kind = named.pop("")
-    if kind == "DType":
-        return {**DTYPES, "tf32": tf32}[named["name"]]
-    if kind in ROWS:
-        return ROWS[kind](*map(_made, named["_"]))
-    return KINDS[kind](**{name: _made(x) for name, x in named.items()})
-
-
-def _plain(value: Any) -> Any:
-    match value:
-        case DType():
-            return {"": "DType", "name": value.name}
-        case Launch():
-            return {"": "Launch", "_": [_plain(x) for x in vars(value).values()]}
-        case Allocation() | Moment():
-            return {"": type(value).__name__, "_": [_plain(x) for x in value]}
-        case tuple():
-            return [_plain(x) for x in cast("tuple[Any, ...]", value)]
-        case None | str() | bool() | int() | float():
-            return value
-        case _ if is_dataclass(value):
-            named = {f.name: _plain(getattr(value, f.name)) for f in fields(value)}
-            return {"": type(value).__name__, **named}
-        case _:
-            return value.item()  # a number of numpy's
