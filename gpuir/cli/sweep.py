@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from gpuir.cli import options
-from gpuir.cli.lowering import LoweredModels, once, refuse_opaque
+from gpuir.cli.lowering import once
 from gpuir.cli.modules import Loaded
 from gpuir.cli.output import (
     check_ahead,
@@ -26,9 +26,7 @@ from gpuir.cli.output import (
 from gpuir.cli.request import ask, held, option, request
 
 if TYPE_CHECKING:
-    from gpuir.ir.graph import Graph
     from gpuir.plan.sweep import SweepAnswers
-    from gpuir.targets.target import Target
 
 PICTURES = (".png", ".svg")
 Sized = tuple[str, tuple[int, ...]]  # a dimension, and its sizes
@@ -192,10 +190,9 @@ def sweep_space(asked: SweepOptions) -> None:
 
 
 def run(asked: SweepOptions) -> SweepAnswers:
-    """Every run that is asked for; a model is loaded once for each choice of sizes."""
-    from functools import lru_cache
-
+    """Every run that is asked for; a model is loaded at a few of the sizes."""
     import gpuir
+    from gpuir.cli.sizes import SizedModel
     from gpuir.cost.table import find_predictor
     from gpuir.ir.errors import UsageError
     from gpuir.plan.sweep import sweep
@@ -221,33 +218,21 @@ def run(asked: SweepOptions) -> SweepAnswers:
             found=f"{count:,} runs (sizes x targets x profiles)",
             fix="use fewer sizes: 1..4096 doubles from one size to the next",
         )
-    passes = asked.costing.passes(asked.loaded)
     predictor = find_predictor(asked.costing.predictor, asked.loaded.predictors)
     warnings: list[str] = []
+    say = once(warnings)
 
-    @lru_cache(maxsize=1)  # the same for every profile
-    def model(dims: tuple[tuple[str, int], ...]) -> LoweredModels:
-        sized = options.with_size(how, **dict(dims))
-
-        def read(profile: str | None) -> Graph:
-            g = gpuir.load(
-                asked.model, warn=once(warnings), profile=profile, tf32=asked.costing.tf32, **sized
-            )
-            if asked.loading.strict:
-                refuse_opaque(g)
-            return g
-
-        return LoweredModels(read, asked.costing.tf32, passes, asked.loaded)
-
-    def kernels(dims: Mapping[str, int], profile: str | None, target: Target) -> Graph:
-        return model(tuple(dims.items())).under(profile, target)
+    def told(point: Mapping[str, int], text: str) -> None:
+        if all(n in axes[name] for name, n in point.items()):
+            say(text)
 
     def items(dims: Mapping[str, int]) -> int:
         return options.batch({**fixed, **dims}) or 1
 
-    with progress(prod(map(len, axes.values())), "sweep") as done:
+    model = SizedModel(asked.model, asked.loading, asked.costing, asked.loaded, told)
+    with progress(len(targets) * len(profiles), "sweep") as done:
         found = sweep(
-            kernels,
+            model.at,
             axes,
             targets,
             profiles,

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain, pairwise, product
 
-from gpuir.cost.table import Predictor
+import numpy as np
+
+from gpuir.cost.table import PREDICTORS, Predictor
 from gpuir.ir.errors import GpuirError, ModelError
 from gpuir.ir.graph import Graph
 from gpuir.ir.notes import Schedule
+from gpuir.ir.sizes import Columns
 from gpuir.passes.annotate import cost_graph, costing
 from gpuir.passes.tile import tile_graph
-from gpuir.plan.space.answers import run
+from gpuir.plan.space.points import ProgramPoints, answers, at
 from gpuir.report.answer import Answer, Device, Dims, answer_of, check_runs
 from gpuir.simulate.fitting import ToFit
 from gpuir.simulate.memory import memory
@@ -23,6 +26,10 @@ from gpuir.targets.profile import profile_of
 from gpuir.targets.support import elsewhere, reason, refusal
 from gpuir.targets.target import Target
 
+# Kernels at sizes under a profile on a target, or why there are none, and for which of the sizes.
+Programs = Callable[
+    [Columns, str | None, Target], Iterable[tuple[Graph | GpuirError, ProgramPoints]]
+]
 LEAST_DROP = 0.01  # of the throughput, from one size to the next: less is no cliff to speak of
 
 
@@ -136,7 +143,7 @@ class SweepAnswers:
 
 
 def sweep(
-    kernels: Callable[[Mapping[str, int], str | None, Target], Graph],
+    programs: Programs,
     axes: Mapping[str, Sequence[int]],
     targets: Sequence[Target],
     profiles: Sequence[str | None] = (None,),
@@ -149,69 +156,78 @@ def sweep(
 ) -> SweepAnswers:
     """Every choice of sizes along `axes`, on every target, under every profile.
 
-    `kernels` gives the kernels of the model with these sizes under a profile on a target, the same
-    graph where they are the same; a ModelError of it makes the sizes refused, and is raised when
-    the model refuses all. A target that a profile does not run the model on has no point. `items`
-    says how many a run does at once. `own` are prices by the name of the target, in place of those
-    listed. `files` has the names that targets are loaded by, where those are not their own. `done`
-    is called after each choice of sizes.
+    `programs` gives the kernels of the model at many sizes under a profile on a target; a
+    ModelError in their place makes the sizes refused, and is raised when the model refuses all. A
+    target that a profile does not run the model on has no point. `items` says how many a run does
+    at once. `own` are prices by the name of the target, in place of those listed. `files` has the
+    names that targets are loaded by, where those are not their own. `done` is called after each
+    profile on each target.
     """
     prices = prices_together(targets, own)
-    points: list[list[Answer]] = [[] for _ in targets]
-    refused: list[tuple[Dims, str]] = []
-    unsupported: dict[tuple[str, str], str] = {}
+    choices = [tuple(zip(axes, values, strict=True)) for values in product(*axes.values())]
+    columns = {name: np.array([dict(dims)[name] for dims in choices]) for name in axes}
+    pairs = [*product(profiles, range(len(targets)))]
+    made = {pair: [*programs(columns, pair[0], targets[pair[1]])] for pair in pairs}
+    errors: dict[int, GpuirError] = {}
+    for error, x in chain(*made.values()):
+        if isinstance(error, GpuirError):
+            if not isinstance(error, ModelError):
+                raise error
+            errors = {int(i): error for i in x.places} | errors
+    taken = np.array([i not in errors for i in range(len(choices))])
+    unsupported: dict[tuple[str, str], GpuirError] = {}
     strange: dict[tuple[str, str], None] = {}
-    first: GpuirError | None = None
+    points: dict[tuple[str | None, int], dict[int, Answer]] = {}
     model = ""
-    for values in product(*axes.values()):
-        dims = tuple(zip(axes, values, strict=True))
-        rows: list[dict[int, Graph]] = []
-        try:
-            made = [[kernels(dict(dims), name, x) for x in targets] for name in profiles]
-        except ModelError as error:
-            first = first or error
-            refused.append((dims, error.what))
-            made = []
-        for row in made:
-            rows.append({})
-            for t, (g, target) in enumerate(zip(row, targets, strict=True)):
-                model = g.name
-                if (error := refusal(g, target)) is not None:
-                    first = first or error
-                    unsupported[target.name, profile_of(g).name] = reason(error)
-                else:
-                    rows[-1][t] = g
-                    strange.update(((target.name, x), None) for x in elsewhere(g, target))
-        for answers in _answers(rows, targets, predictor, files or {}):
-            for t, a in answers.items():
-                price = x.usd_per_hour if (x := prices[t]) else None
-                found = replace(a, dims=dims, batch=items(dict(dims)), usd_per_hour=price)
-                points[t].append(check_runs(found))
+    for pair, found in made.items():
+        target, able = targets[pair[1]], list[tuple[Graph, ProgramPoints]]()
+        for g, x in found:
+            if isinstance(g, GpuirError) or not taken[x.places].any():
+                continue
+            model = g.name
+            if (error := refusal(g, target)) is not None:
+                unsupported[target.name, profile_of(g).name] = error
+            else:
+                able.append((g, x.taking(taken[x.places])))
+                strange.update(((target.name, text), None) for text in elsewhere(g, target))
+        points[pair] = _answers(able, target, predictor, files or {})
         done()
-    if first is not None and not any(points):
-        raise first
+    every: list[list[Answer]] = [[] for _ in targets]
+    for i, dims in enumerate(choices):
+        for pair in pairs:
+            if (a := points[pair].get(i)) is not None:
+                price = p.usd_per_hour if (p := prices[pair[1]]) else None
+                a = replace(a, dims=dims, batch=items(dict(dims)), usd_per_hour=price)
+                every[pair[1]].append(check_runs(a))
+    for error in (*(errors[i] for i in sorted(errors)), *unsupported.values()):
+        if not any(every):
+            raise error
     return SweepAnswers(
         model=model,
         axes=tuple((name, tuple(values)) for name, values in axes.items()),
-        points=tuple(chain(*points)),
-        refused=tuple(refused),
+        points=tuple(chain(*every)),
+        refused=tuple((choices[i], errors[i].what) for i in sorted(errors)),
         prices=tuple((x.name, price) for x, price in zip(targets, prices, strict=True) if price),
-        unsupported=tuple((*pair, why) for pair, why in unsupported.items()),
+        unsupported=tuple((*pair, reason(error)) for pair, error in unsupported.items()),
         elsewhere=tuple(strange),
     )
 
 
 def _answers(
-    rows: Sequence[Mapping[int, Graph]],
-    targets: Sequence[Target],
+    able: Sequence[tuple[Graph, ProgramPoints]],
+    target: Target,
     predictor: str | Predictor,
     files: Mapping[str, str],
-) -> list[dict[int, Answer]]:
-    """What each row of graphs comes to on the targets that it has one for: kernels are costed
-    together where the tile predictor costs them."""
-    if predictor == "tile":
-        return run(rows, targets)
-    return [{t: _analyzed(g, targets[t], files, predictor) for t, g in r.items()} for r in rows]
+) -> dict[int, Answer]:
+    """What kernels come to at their points, by place: costed together where the tile predictor
+    costs them."""
+    if predictor in ("tile", PREDICTORS["tile"]):
+        return answers([x for _, x in able], target)
+    return {
+        int(place): _analyzed(at(g, x.points, i), target, files, predictor)
+        for g, x in able
+        for i, place in enumerate(x.places)
+    }
 
 
 def _analyzed(

@@ -25,6 +25,7 @@ from gpuir.ir.door import FLAG, PATH, takes
 from gpuir.ir.errors import GpuirError, UsageError
 from gpuir.ir.graph import Graph, Level
 from gpuir.ir.sizes import Columns, Conditions, each_size, moved, recorded, value
+from gpuir.passes.manager import Pass
 from gpuir.passes.math import run_under
 from gpuir.plan.space.points import PointTimes, ProgramPoints, distinct, times
 from gpuir.plan.space.program import Program, program_of
@@ -42,11 +43,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Variant:
-    """Kernels and program of a model, right where `conditions` hold."""
+    """Kernels and program of a model, right where `conditions` hold; or the `error` that says why
+    there are none."""
 
     kernels: Graph
     program: Program
     conditions: Conditions
+    error: GpuirError | None = None
 
 
 NOTHING = Graph(Level.kernel, "")
@@ -60,6 +63,7 @@ class ModelProgram:
     options: LoadOptions
     profile: str | PathLike[str] | None = None
     tf32: bool | None = None
+    passes: Mapping[str, type[Pass]] | None = None  # of the user's own modules, by name
     sampled: dict[tuple[str, ...], Sampled] = field(default_factory=dict[tuple[str, ...], Sampled])
     variants: dict[tuple[int, str], list[Variant]] = field(
         default_factory=dict[tuple[int, str], list[Variant]]
@@ -75,10 +79,7 @@ class ModelProgram:
         device = load_target(target)
         columns = _columns(points)
         own, which = distinct(columns, tuple(columns))
-        asked = [
-            ProgramPoints(variant.program, {n: x[some] for n, x in own.items()}, some)
-            for variant, some in self._variants(own, device)
-        ]
+        asked = [x for _, x in self.kernels_at(own, device)]
         return times(asked, len(next(iter(own.values()))), device).take(which)
 
     def at(self, point: Mapping[str, int], target: str) -> Answer:
@@ -87,11 +88,11 @@ class ModelProgram:
         columns = _columns(point)
         if any(len(n) != 1 for n in columns.values()):
             raise UsageError("this is more than one point", fix="program.times(points, target)")
-        ((variant, _),) = self._variants(columns, device)
+        ((kernels, x),) = self.kernels_at(columns, device)
         there = {name: int(n[0]) for name, n in columns.items()}
-        if variant.program.refused:  # it is said as of any other graph
+        if x.program.refused or isinstance(kernels, GpuirError):  # it is said as of any other graph
             return analyze(self.load(there), target, profile=self.profile, tf32=self.tf32)
-        return analyze(each_size(variant.kernels, lambda x: value(x, there)), target)
+        return analyze(each_size(kernels, lambda x: value(x, there)), target)
 
     def load(self, point: Mapping[str, int]) -> Graph:
         how: dict[str, Any] = {**self.options}
@@ -106,6 +107,15 @@ class ModelProgram:
             tf32=self.tf32,
         )
 
+    def kernels_at(
+        self, points: Columns, device: Target
+    ) -> Iterator[tuple[Graph | GpuirError, ProgramPoints]]:
+        """Kernels that together are right at all points, or why there are none, with their program
+        at the points that they are for."""
+        for variant, some in self._variants(points, device):
+            there = {name: n[some] for name, n in points.items()}
+            yield variant.error or variant.kernels, ProgramPoints(variant.program, there, some)
+
     def _variants(
         self, points: Columns, device: Target
     ) -> Iterator[tuple[Variant, NDArray[np.int64]]]:
@@ -117,7 +127,7 @@ class ModelProgram:
                 yield from self._of(found, points, places, device)
             else:
                 empty = Program("", "", refused=reason(found))
-                yield Variant(NOTHING, empty, Conditions()), places
+                yield Variant(NOTHING, empty, Conditions(), found), places
 
     def _of(
         self,
@@ -127,7 +137,8 @@ class ModelProgram:
         device: Target,
     ) -> Iterator[tuple[Variant, NDArray[np.int64]]]:
         graph = run_under(symbolic.graph, self.profile, self.tf32)
-        key = id(symbolic.graph), str(lowering(graph, device)) + " on a CPU" * device.is_cpu
+        steps = lowering(graph, device, self.passes)
+        key = id(symbolic.graph), str(steps) + " on a CPU" * device.is_cpu
         known = self.variants.setdefault(key, [])
         for i in count():
             if not len(left):
@@ -147,25 +158,27 @@ class ModelProgram:
         with recorded() as recording:
             there = each_size(graph, lambda x: moved(x, point))
             try:
-                kernels = there
-                if there.level < Level.kernel:
-                    kernels = lowering(there, device).run(there)
+                kernels = self._lowered(there, device)
                 program = program_of(kernels, device.is_cpu)
             except GpuirError:
                 kernels = program = None
         if kernels is None or program is None:
             plain = each_size(graph, lambda x: value(x, point))
-            kernels, program = _refused(plain, device)
-            return Variant(kernels, program, Conditions.only(point))
+            return self._refused(plain, device, Conditions.only(point))
         return Variant(kernels, program, recording.conditions())
 
+    def _refused(self, graph: Graph, device: Target, only: Conditions) -> Variant:
+        try:
+            kernels = self._lowered(graph, device)
+            return Variant(kernels, program_of(kernels, device.is_cpu), only)
+        except GpuirError as error:
+            empty = Program(graph.name, graph.profile or "", refused=reason(error))
+            return Variant(graph, empty, only, error)
 
-def _refused(graph: Graph, device: Target) -> tuple[Graph, Program]:
-    try:
-        kernels = graph if graph.level >= Level.kernel else lowering(graph, device).run(graph)
-        return kernels, program_of(kernels, device.is_cpu)
-    except GpuirError as error:
-        return graph, Program(graph.name, graph.profile or "", refused=reason(error))
+    def _lowered(self, graph: Graph, device: Target) -> Graph:
+        if graph.level >= Level.kernel:
+            return graph
+        return lowering(graph, device, self.passes).run(graph)
 
 
 @takes(profile=PATH, tf32=FLAG)

@@ -53,8 +53,8 @@ def test_csv_reads_back_and_says_what_analyze_says():
     for row in rows:
         dims = {"batch": int(row["batch"]), "seq": 32}
         alone = gpuir.analyze(ENCODER, row["target"], dims=dims)
-        assert float(row["latency_s"]) == alone.latency_s
-        assert float(row["items_per_s"]) == dims["batch"] / alone.latency_s
+        assert float(row["latency_s"]) == pytest.approx(alone.latency_s, rel=1e-12)
+        assert float(row["items_per_s"]) == dims["batch"] / float(row["latency_s"])
         assert int(row["reserved_bytes"]) == alone.memory.reserved_bytes
         price, rate = float(row["usd_per_hour"]), float(row["items_per_s"])
         assert float(row["usd_per_million"]) == pytest.approx(price / 3600 / rate * 1e6)
@@ -161,7 +161,7 @@ def test_the_tokens_behind_which_decoding_begins_are_a_dimension(tmp_path: Path)
         (told,) = json.loads(
             run("analyze", *decode, "--past", str(p["dims"]["past"]), "--format", "json").stdout
         )["reports"]
-        assert told["latency_s"] == p["latency_s"]
+        assert told["latency_s"] == pytest.approx(p["latency_s"], rel=1e-12)
         assert told["memory"]["peak_bytes"] == p["peak_bytes"]
     done = run("sweep", *decode, "--past", "8", *args, status=2)
     assert "--past sets past, but the sweep changes it" in done.stderr

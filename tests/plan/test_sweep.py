@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from gpuir.ir.errors import ModelError
 from gpuir.plan.sweep import SizeSeries, sweep
 from gpuir.report.answer import Answer
 from gpuir.run.analysis import lowering
+from gpuir.run.program import ModelProgram
 from gpuir.targets.prices import Price
 from gpuir.targets.profile import under
 
@@ -25,7 +27,17 @@ SUM = """graph @g {
 }"""
 
 
-def kernels(dims, profile, target=None):
+def programs(model=ENCODER, tf32=None, **dims):
+    """What `sweep` asks of a model, whose other sizes are these."""
+
+    @cache
+    def under(profile):
+        return gpuir.program(model, profile=profile, tf32=tf32, dims=dims)
+
+    return lambda points, profile, target: under(profile).kernels_at(points, target)
+
+
+def kernels(dims, profile):
     return gpuir.lower(gpuir.load(ENCODER, dims={"seq": 32, **dims}), profile=profile)
 
 
@@ -34,8 +46,9 @@ def found():
     targets = [gpuir.load_target(name) for name in ("t4", "a100+sms=54", "x86-64-v3")]
     own = {"t4": Price(0.36)}
     axes = {"batch": [1, 4, 16]}
+    profiles = ["ort", "ideal"]
     return sweep(
-        kernels, axes, targets, ["ort", "ideal"], items=lambda dims: dims["batch"], own=own
+        programs(seq=32), axes, targets, profiles, items=lambda dims: dims["batch"], own=own
     )
 
 
@@ -58,8 +71,7 @@ def test_every_point_is_what_a_single_analysis_says(found):
 def test_tf32_is_as_a_single_analysis_has_it():
     target = gpuir.load_target("a100")
     for tf32 in (True, False):
-        lowered = gpuir.lower(kernels({"batch": 2}, None), tf32=tf32)
-        (p,) = sweep(lambda dims, profile, target, g=lowered: g, {"batch": [2]}, [target]).points
+        (p,) = sweep(programs(tf32=tf32, seq=32), {"batch": [2]}, [target]).points
         g = gpuir.analyze(kernels({"batch": 2}, None), "a100", tf32=tf32).graph
         assert p.latency_s == pytest.approx(gpuir.analyze(g).latency_s, rel=1e-12)
 
@@ -131,27 +143,26 @@ def test_along_a_length_work_is_items_times_it():
 def test_each_target_has_its_own_kernels():
     """Inductor splits a sum of many terms by the multiprocessors that there are."""
     targets = [gpuir.load_target(name) for name in ("a100", "t4", "a100-80gb-pcie")]
-    asked: dict[str, str] = {}
-
-    def some(dims, profile, target):
-        g = gpuir.parse(SUM)
-        steps = asked[target.name] = str(lowering(under(g, profile), target))
-        return gpuir.pipeline(steps).run(under(g, profile))
-
-    found = sweep(some, {"batch": [1]}, targets, ["compiled"])
-    sxm, t4, pcie = asked.values()
+    g = gpuir.parse(SUM)
+    sxm, t4, pcie = (str(lowering(under(g, "compiled"), target)) for target in targets)
     assert sxm == pcie and "split_sums{sms=40,threads=1024}" in t4
+    some = SizedText(SUM, {}, "compiled")
+    found = sweep(lambda points, _, target: some.kernels_at(points, target), {"n": [1]}, targets)
     for p, target in zip(found.points, targets, strict=True):
         g = gpuir.analyze(gpuir.parse(SUM), target.name, profile="compiled").graph
         assert p.device_s == pytest.approx(g.time_s)
 
 
+class SizedText(ModelProgram):
+    """Text, which has no sizes to give."""
+
+    def load(self, point):
+        return gpuir.parse(self.model)
+
+
 def test_what_the_model_refuses_is_left_out_and_all_refused_is_an_error():
     t4 = [gpuir.load_target("t4")]
-
-    def some(dims, profile, target):
-        return gpuir.lower(gpuir.load(ENCODER, dims={"batch": 1, **dims}), profile=profile)
-
+    some = programs(batch=1)
     found = sweep(some, {"seq": [512, 1024]}, t4)
     assert [dict(p.dims)["seq"] for p in found.points] == [512]
     ((dims, why),) = found.refused
@@ -161,17 +172,14 @@ def test_what_the_model_refuses_is_left_out_and_all_refused_is_an_error():
 
 
 def test_several_sizes_make_a_series_for_each_choice_of_the_others():
-    def both(dims, profile, target):
-        return gpuir.lower(gpuir.load(ENCODER, dims=dims), profile=profile)
-
     steps: list[int] = []
     found = sweep(
-        both,
+        programs(),
         {"batch": [1, 2], "seq": [16, 32]},
         [gpuir.load_target("t4")],
         done=lambda: steps.append(1),
     )
-    assert len(steps) == 4
+    assert len(steps) == 1
     assert [(s.dim, s.others, len(s.points)) for s in found.series] == [
         ("batch", (("seq", 16),), 2),
         ("batch", (("seq", 32),), 2),

@@ -134,7 +134,7 @@ def _answers(
     held: Held,
 ) -> dict[int, Answer]:
     if program.refused:
-        return dict.fromkeys(which, _none(program, program.refused))
+        return dict.fromkeys(which, none(program, program.refused))
     found: dict[int, Answer] = {}
     together: dict[tuple[Profile, bool, bool], list[int]] = {}
     rows = {table.rows[key] for key in program.keys}
@@ -143,9 +143,9 @@ def _answers(
         target = targets[t]
         profile = load_profile(program.profile, target)
         if (error := device_refused(profile, program.dtypes, target)) is not None:
-            found[t] = _none(program, reason(error))
+            found[t] = none(program, reason(error))
         elif t in broken:
-            found[t] = _none(program, " ".join(broken[t].split()))
+            found[t] = none(program, " ".join(broken[t].split()))
         else:
             alike = profile, target.is_cpu, target.pcie is None
             together.setdefault(alike, []).append(t)
@@ -156,7 +156,7 @@ def _answers(
         runs = _runs(program, profile, here, costs)
         for t, run, (peak, reserved, available) in zip(alike, runs, memory, strict=True):
             if run.why or not run.latency_s:
-                found[t] = _none(program, run.why or f"nothing runs under {profile.name}")
+                found[t] = none(program, run.why or f"nothing runs under {profile.name}")
                 continue
             found[t] = replace(
                 run,
@@ -201,7 +201,7 @@ def _runs(
         try:
             yield alone(program, own, target, {name: n[:, i : i + 1] for name, n in costs.items()})
         except GpuirError as error:
-            yield _none(program, " ".join(str(error).split()))
+            yield none(program, " ".join(str(error).split()))
 
 
 @dataclass(frozen=True)
@@ -241,12 +241,23 @@ def _together(
     links = [x.pcie for x in targets]
     link = np.array([x.bytes_per_s for x in links if x]) if all(links) else None
     ran = side_by_side(program, profile, costs, link)
+    yield from told(program, profile, [x.name for x in targets], costs, ran)
+
+
+def told(
+    program: Program,
+    profile: Profile,
+    targets: Sequence[str],
+    costs: Mapping[str, Numbers],
+    ran: RunColumns,
+) -> Iterator[Answer]:
+    """What runs beside one another come to, each on the target of this name."""
     gaps: list[float] = ran.gaps_s.tolist()
     device_s, bounds = _sums(_called(program.launches.found), costs)
     for i, (time_s, low_s, high_s) in enumerate(ran.ends.T.tolist()):
         yield Answer(
             program.model,
-            targets[i].name,
+            targets[i],
             profile.name,
             latency_s=time_s,
             interval=None if ran.is_empty else (low_s, high_s),
@@ -310,7 +321,7 @@ def _sums(
     return [sum(column) for column in times.T.tolist()], [BOUNDS[i] for i in total.argmax(axis=0)]
 
 
-def _none(program: Program, why: str) -> Answer:
+def none(program: Program, why: str) -> Answer:
     """There is no latency, and why."""
     return Answer(program.model, profile=program.profile, why=why)
 

@@ -16,8 +16,9 @@ from gpuir.cost.habits import Kernel
 from gpuir.cost.host import Hosted, host_cost
 from gpuir.ir.errors import GpuirError
 from gpuir.ir.sizes import Columns, by_form, each_size, symbols, value
-from gpuir.plan.space.answers import PARTS, alone, side_by_side
+from gpuir.plan.space.answers import PARTS, RunColumns, alone, none, side_by_side, told
 from gpuir.plan.space.program import Program
+from gpuir.report.answer import Answer, unfit
 from gpuir.simulate.layout import FIXED, POOL, Allocation, MemoryLayout
 from gpuir.simulate.memory import Memory, available_bytes, room
 from gpuir.targets.profile import Profile, load_profile
@@ -136,27 +137,57 @@ class ProgramPoints(NamedTuple):
     points: Columns
     places: Ints
 
+    def taking(self, some: NDArray[np.bool_]) -> ProgramPoints:
+        """Some of its points."""
+        return ProgramPoints(
+            self.program, {name: n[some] for name, n in self.points.items()}, self.places[some]
+        )
+
+
+Able = Sequence[tuple[ProgramPoints, Profile]]
+
 
 def times(asked: Sequence[ProgramPoints], count: int, target: Target) -> PointTimes:
     """Programs at so many points together, on a target: their kernels are costed together."""
     found = PointTimes.room(count)
     found.available_bytes[:] = available_bytes(target)
-    able: list[tuple[ProgramPoints, Profile]] = []
-    for x in asked:
-        profile = load_profile(x.program.profile, target)
-        refused = x.program.refused
-        if not refused and (error := device_refused(profile, x.program.dtypes, target)) is not None:
-            refused = reason(error)
-        if refused:
-            found.why[x.places] = refused
-        else:
-            able.append((x, profile))
+    able, refused = _able(asked, target)
+    for x, why in refused:
+        found.why[x.places] = why
     costs = _costs(able, target)
     memory = tuple(
         _write(x, profile, own, target, found)
         for (x, profile), own in zip(able, costs, strict=True)
     )
     return replace(found, memory=memory)
+
+
+def answers(asked: Sequence[ProgramPoints], target: Target) -> dict[int, Answer]:
+    """What programs come to at points together on a target, by the place of the point."""
+    able, refused = _able(asked, target)
+    found = {int(i): none(x.program, why) for x, why in refused for i in x.places}
+    for (x, profile), costs in zip(able, _costs(able, target), strict=True):
+        rows = _answers(x, profile, costs, target)
+        found.update(zip(x.places.tolist(), rows, strict=True))
+    return found
+
+
+def _able(
+    asked: Sequence[ProgramPoints], target: Target
+) -> tuple[Able, list[tuple[ProgramPoints, str]]]:
+    """The programs that run on a target, with their profile there, and why the rest does not."""
+    able: list[tuple[ProgramPoints, Profile]] = []
+    refused: list[tuple[ProgramPoints, str]] = []
+    for x in asked:
+        profile = load_profile(x.program.profile, target)
+        why = x.program.refused
+        if not why and (error := device_refused(profile, x.program.dtypes, target)) is not None:
+            why = reason(error)
+        if why:
+            refused.append((x, why))
+        else:
+            able.append((x, profile))
+    return able, refused
 
 
 @dataclass(frozen=True)
@@ -175,26 +206,15 @@ def _write(
     x: ProgramPoints, profile: Profile, costs: PointCosts, target: Target, into: PointTimes
 ) -> PointsMemory:
     """Writes what a program comes to at its points."""
-    program, points, places = x
-    count, own = len(places), program.launches.host(profile, target)
-    ends, why = np.full((3, count), np.nan), np.full(count, "", object)
-    if program.launches.is_straight and own.streams == 1:
-        copies = {
-            name: _valued(getattr(program.launches, name), points) for name in ("into", "back")
-        }
-        there = replace(program, launches=replace(program.launches, **copies))
-        link = None if target.pcie is None else np.array([target.pcie.bytes_per_s])
-        ran = side_by_side(there, own, costs.parts, link)
+    places, own = x.places, x.program.launches.host(profile, target)
+    ends, why = np.full((3, len(places)), np.nan), np.full(len(places), "", object)
+    if _is_straight(x.program, own):
+        ran = _beside(x, own, costs, target)
         ends[: 1 if ran.is_empty else 3] = ran.ends[: 1 if ran.is_empty else 3]
     else:
-        for i in range(count):
-            there = _at(program, points, i)
-            try:
-                answer = alone(there, own, target, costs.column(i))
-            except GpuirError as error:
-                why[i] = " ".join(str(error).split())
-                continue
-            ends[:, i] = answer.latency_s, *(answer.interval or (np.nan, np.nan))
+        for i, a in enumerate(_each(x, own, costs, target)):
+            why[i] = a.why
+            ends[:, i] = a.latency_s, *(a.interval or (np.nan, np.nan))
     for i, text in costs.failed.items():
         why[i] = text
     why[(ends[0] == 0) & (why == "")] = f"nothing runs under {profile.name}"
@@ -208,17 +228,66 @@ def _write(
     return replace(memory, sizes=memory.sizes[:, some], places=places[some])
 
 
+def _answers(
+    x: ProgramPoints, profile: Profile, costs: PointCosts, target: Target
+) -> Iterator[Answer]:
+    """What a program comes to at each of its points."""
+    own, available = x.program.launches.host(profile, target), available_bytes(target)
+    if _is_straight(x.program, own):
+        names = [target.name] * len(x.places)
+        runs = told(x.program, own, names, costs.parts, _beside(x, own, costs, target))
+    else:
+        runs = _each(x, own, costs, target)
+    memory = _memory(x, profile, costs.parts["split"], target)
+    rows = zip(runs, memory.peaks.tolist(), memory.reserved.tolist(), strict=True)
+    for i, (a, peak, reserved) in enumerate(rows):
+        why = costs.failed.get(i, a.why)
+        if why or not a.latency_s:
+            yield none(x.program, why or f"nothing runs under {profile.name}")
+            continue
+        yield replace(
+            a,
+            peak_bytes=peak,
+            reserved_bytes=reserved,
+            available_bytes=available,
+            why=unfit(reserved, available),
+        )
+
+
+def _is_straight(program: Program, own: Profile) -> bool:
+    """Whether what comes next is the same whatever the numbers."""
+    return program.launches.is_straight and own.streams == 1
+
+
+def _beside(x: ProgramPoints, own: Profile, costs: PointCosts, target: Target) -> RunColumns:
+    """All points at once."""
+    launches = x.program.launches
+    copies = {name: _valued(getattr(launches, name), x.points) for name in ("into", "back")}
+    there = replace(x.program, launches=replace(launches, **copies))
+    link = None if target.pcie is None else np.array([target.pcie.bytes_per_s])
+    return side_by_side(there, own, costs.parts, link)
+
+
+def _each(x: ProgramPoints, own: Profile, costs: PointCosts, target: Target) -> Iterator[Answer]:
+    """One point after another, without their memory."""
+    for i in range(len(x.places)):
+        try:
+            yield alone(at(x.program, x.points, i), own, target, costs.column(i))
+        except GpuirError as error:
+            yield none(x.program, " ".join(str(error).split()))
+
+
 def _valued(rows: Iterable[tuple[str, Any]], points: Columns) -> tuple[tuple[str, Any], ...]:
     return tuple((name, value(n, points)) for name, n in rows)
 
 
-def _at(record: R, points: Columns, i: int) -> R:
-    """With the numbers of one point."""
+def at(record: R, points: Columns, i: int) -> R:
+    """A record with the numbers of one point."""
     point = {name: int(n[i]) for name, n in points.items()}
     return each_size(record, lambda n: value(n, point))
 
 
-def _costs(able: Sequence[tuple[ProgramPoints, Profile]], target: Target) -> Iterator[PointCosts]:
+def _costs(able: Able, target: Target) -> Iterator[PointCosts]:
     """What the kernels of programs cost, all together: a kernel once at each value of the symbols
     that it has."""
     rows: list[KernelRows] = []
@@ -251,7 +320,7 @@ def _hosted(
 ) -> Iterator[tuple[float, float, float, int, int]]:
     """What the CPU takes for a kernel, at each point."""
     for i in range(len(next(iter(points.values())))):
-        cost = host_cost(_at(x, points, i), target, profile)
+        cost = host_cost(at(x, points, i), target, profile)
         low_s, high_s = cost.interval or (cost.time_s, cost.time_s)
         yield cost.time_s, low_s, high_s, BOUNDS.index(cost.bound), 1
 

@@ -1,0 +1,113 @@
+"""The model of a command as a function of its sizes: loaded at a few, lowered once for all that its
+passes do the same for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import numpy as np
+
+from gpuir.cli import options
+from gpuir.cli.lowering import refuse_opaque
+from gpuir.cli.modules import Loaded
+from gpuir.ir.errors import GpuirError
+from gpuir.ir.graph import Graph
+from gpuir.ir.sizes import Columns
+from gpuir.passes.math import run_under
+from gpuir.plan.space.points import ProgramPoints
+from gpuir.run.loading import load
+from gpuir.run.program import ModelProgram
+from gpuir.targets.target import Target
+
+Point = Mapping[str, int]
+KEPT = 64  # graphs that are kept
+FEW = 2  # points that are loaded one by one: to know what is between takes a third
+
+
+@dataclass
+class _Lowered(ModelProgram):
+    """With what the command does to the model before the passes of the profile."""
+
+    read: Callable[[Point], Graph] = field(kw_only=True)
+
+    def load(self, point: Point) -> Graph:
+        return self.read(point)
+
+
+@dataclass
+class SizedModel:
+    """A command's model at sizes, under each profile a program. It is loaded once at a point for
+    all of them, but for a training step, whose backward pass hangs on the profile. `warn` is told
+    at which point the loader says what."""
+
+    model: str
+    loading: options.LoadingOptions
+    costing: options.Costing
+    loaded: Loaded
+    warn: Callable[[Point, str], None]
+    programs: dict[str | None, ModelProgram] = field(default_factory=dict[Any, Any], init=False)
+    graphs: dict[tuple[Any, ...], Graph | GpuirError] = field(
+        default_factory=dict[Any, Any], init=False
+    )
+
+    def at(
+        self, points: Columns, profile: str | None, target: Target
+    ) -> Iterator[tuple[Graph | GpuirError, ProgramPoints]]:
+        """Kernels that together are right at all points, or why there are none, and the points that
+        each is for."""
+        program, count = self.under(profile), len(next(iter(points.values())))
+        if count > FEW:
+            yield from program.kernels_at(points, target)
+            return
+        for i in range(count):
+            for found, x in program.kernels_at(
+                {n: x[i : i + 1] for n, x in points.items()}, target
+            ):
+                yield found, x._replace(places=np.array([i]))
+
+    def under(self, profile: str | None) -> ModelProgram:
+        if profile not in self.programs:
+            self.programs[profile] = _Lowered(
+                self.model,
+                {},
+                profile,
+                self.costing.tf32,
+                self.loaded.passes,
+                read=lambda point: self._lowered(point, profile),
+            )
+        return self.programs[profile]
+
+    def _lowered(self, point: Point, profile: str | None) -> Graph:
+        """The model as the profile finds it."""
+        key = tuple(sorted(point.items()))
+        first = self.graphs.get(key)
+        if isinstance(first, Graph) and first.profile is not None:
+            key = (*key, profile)
+        if key not in self.graphs:
+            if len(self.graphs) >= KEPT:
+                del self.graphs[next(iter(self.graphs))]
+            try:
+                self.graphs[key] = self._load(point, profile)
+            except GpuirError as error:  # asked again, it would say the same
+                self.graphs[key] = error
+        found = self.graphs[key]
+        if isinstance(found, GpuirError):
+            raise found
+        g = run_under(found, profile, self.costing.tf32)
+        passes = self.costing.passes(self.loaded)
+        return g if passes is None else passes.run(g)
+
+    def _load(self, point: Point, profile: str | None) -> Graph:
+        how = options.with_size(self.loading.options(self.loaded), **point)
+        g = load(
+            self.model,
+            warn=lambda text: self.warn(point, text),
+            profile=profile,
+            tf32=self.costing.tf32,
+            **cast(Any, how),
+        )
+        if self.loading.strict:
+            refuse_opaque(g)
+        return g
