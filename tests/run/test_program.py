@@ -72,6 +72,11 @@ def test_points_are_what_analyze_says(profile, target):
     assert_points(program, SIZES, target, profile)
 
 
+def test_bytes_of_workspace_that_32_bits_do_not_hold():
+    program = gpuir.program(ENCODER, profile="ort", dims={"seq": 128})
+    assert_points(program, {"batch": [1 << 20]}, "t4", "ort")
+
+
 def test_a_training_step():
     program = gpuir.program(ENCODER, train=True, optimizer="adamw")
     assert_points(program, {"batch": [4, 32, 5], "seq": [64, 16, 100]}, "a100", None)

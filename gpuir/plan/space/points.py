@@ -356,7 +356,7 @@ def _memory(x: ProgramPoints, profile: Profile, splits: Any, target: Target) -> 
     for row, storage in zip(sizes, kinds.first, strict=True):
         row[:] = value(storage.sized({}, kept), x.points, known)
         if storage.each:
-            split: Ints = splits[storage.kernel]
+            split: Ints = splits[storage.kernel].astype(np.int64)
             row[:] = np.where(split > 1, value(storage.each, x.points, known) * split, row)
     sizes = -(-sizes // layout.block) * layout.block
     return PointsMemory(
