@@ -29,6 +29,7 @@ from __future__ import annotations
 from math import ceil, prod
 
 from gpuir.cost.work import Threads
+from gpuir.ir.sizes import real
 from gpuir.ir.types import TensorType
 from gpuir.ops import kernel as k
 from gpuir.ops import tensor as t
@@ -249,7 +250,7 @@ def _opaque(op: t.Opaque) -> Threads | None:
 
 
 def _warps(threads: int) -> float:
-    return float(ceil(threads / WARP))
+    return real(ceil(threads / WARP))
 
 
 def _is_from(release: str, first: str) -> bool:

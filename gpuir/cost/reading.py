@@ -436,7 +436,7 @@ def _conv_form(op: k.Conv) -> str:
 
 def _window(op: k.Conv) -> ConvShape:
     conv = op.product
-    size, window = (tuple(map(float, v.type.shape[2:])) for v in op.factors)
+    size, window = (tuple(map(real, v.type.shape[2:])) for v in op.factors)
     stride, dilation = (real(max(n, default=1)) for n in (conv.strides, conv.dilations))
     found = shape_of(size, window, stride, dilation, isinstance(conv, t.ConvTranspose))
     return replace(found, library=op.library)

@@ -11,6 +11,7 @@ import numpy as np
 
 from gpuir.cost.sheet import Number
 from gpuir.cost.work import Detail, Operand, Work
+from gpuir.ir.sizes import is_size, of_sizes
 from gpuir.ir.types import DType, f4e2m1, i4, u4
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
@@ -52,6 +53,10 @@ def shares(tokens: Number, topk: Number, experts: Number, ranks: Number, skew: N
     law of exponent `skew` between one row and four fifths of the tokens, as the measurements have
     it (ai-dynamo/aiconfigurator, collector/helper.py); an expert gets a token once at most.
     """
+    given = tokens, topk, experts, ranks, skew
+    if any(map(is_size, given)):
+        parts = [_share(i, *given) for i in range(3 + len(ROWS))]
+        return Shares(*parts[:3], tuple(parts[3:]))
     columns = np.broadcast_arrays(*(np.asarray(n, float) for n in (tokens, topk, experts, ranks)))
     skews = np.broadcast_to(np.asarray(skew, float), columns[0].shape)
     found = _even(*columns)
@@ -64,6 +69,18 @@ def shares(tokens: Number, topk: Number, experts: Number, ranks: Number, skew: N
         found[..., drawn] = values[which.reshape(-1)].T
     rows, active, touched, *tiles = found
     return Shares(rows, active, touched, tuple(tiles))
+
+
+@of_sizes
+def _share(part: Number, *given: Number) -> float:
+    """A part of how the busiest rank's experts share the rows: the first three, and the tiles."""
+    return _parts(*given)[int(part)]
+
+
+@lru_cache(maxsize=4096)
+def _parts(*given: Number) -> tuple[float, ...]:
+    x = shares(*given)
+    return tuple(float(n) for n in (x.rows, x.active, x.touched, *x.tiles))
 
 
 def _even(tokens: Array, topk: Array, experts: Array, ranks: Array) -> Array:

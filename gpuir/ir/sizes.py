@@ -321,6 +321,11 @@ def pinned(x: Any) -> Any:
     return x.at
 
 
+def is_size(x: Any) -> bool:
+    """Whether it is a size, which passes for a number."""
+    return type(x) is Size
+
+
 def whole(n: Any) -> int:
     """A number as an int, a size as it is."""
     return cast(int, n) if type(n) is Size else int(n)
@@ -431,16 +436,22 @@ def _joined(a: Monomial, b: Monomial) -> Monomial:
 
 def _floor(p: Poly, at: Any) -> Any:
     """The largest whole number that is not more."""
+    if all(_is_whole(m, n) for m, n in p.items()):
+        return _size(int(at), {m: int(n) for m, n in p.items()})
     return _size(int(at // 1), {(("//", _key(p), ((ONE, 1),)),): 1})
 
 
-def _even(p: Poly, q: Poly) -> Poly | None:
-    """p / q, where q is one monomial that divides all of p, or all of it."""
-    if p == q:
-        return {ONE: 1}
+def _is_whole(m: Monomial, n: Any) -> bool:
+    """Whether a term is a whole number wherever symbols are."""
+    return n == int(n) and not any(a[0] in ("/", "()") for a in m if not isinstance(a, str))
+
+
+def _over(p: Poly, q: Poly) -> tuple[Poly, Any] | None:
+    """The terms of p without the atoms of q, and the factor of q, where that is one monomial and
+    all terms have its atoms."""
     if len(q) != 1:
         return None
-    ((atoms, by),) = q.items()
+    ((atoms, factor),) = q.items()
     found: Poly = {}
     for m, n in p.items():
         left = [*m]
@@ -448,10 +459,18 @@ def _even(p: Poly, q: Poly) -> Poly | None:
             if atom not in left:
                 return None
             left.remove(atom)
-        if n % by:
-            return None
-        found[tuple(left)] = n // by
-    return found
+        found[tuple(left)] = n
+    return found, factor
+
+
+def _even(p: Poly, q: Poly) -> Poly | None:
+    """p / q, where it comes out even wherever symbols are."""
+    if p == q:
+        return {ONE: 1}
+    over = _over(p, q)
+    if over is None or any(n % over[1] for n in over[0].values()):
+        return None
+    return {m: n // over[1] for m, n in over[0].items()}
 
 
 def _divided(a: Any, b: Any) -> Any:
@@ -459,10 +478,10 @@ def _divided(a: Any, b: Any) -> Any:
     if p is None or q is None:
         return NotImplemented
     at = _at(a) / _at(b)
-    if q.keys() == {ONE}:
-        return _size(at, {m: n / q[ONE] for m, n in p.items()})
     if p == q:
         return 1.0
+    if (over := _over(p, q)) is not None:
+        return _size(at, {m: n / over[1] for m, n in over[0].items()})
     return Size(at, {(("/", _key(p), _key(q)),): 1})
 
 
@@ -473,16 +492,34 @@ def _quotient(a: Any, b: Any) -> Any:
     at = _at(a) // _at(b)
     if (even := _even(p, q)) is not None:
         return _size(at, even)
-    outside: Poly = {}
-    if q.keys() == {ONE} and isinstance(q[ONE], int):  # what divides evenly comes out of it
-        for m, n in p.items():
-            if m and n % q[ONE] == 0:
-                outside[m] = n // q[ONE]
-        p = {m: n for m, n in p.items() if m not in outside}
-        if not p.keys() - {ONE}:
-            return _size(at, _sum(outside, _constant(p.get(ONE, 0) // q[ONE]), 1))
-    rest: Poly = {(("//", _key(p), _key(q)),): 1}
-    return Size(at, _sum(outside, rest, 1))
+    if q.keys() == {ONE} and all(isinstance(n, int) for n in (q[ONE], *p.values())):
+        return _size(at, _parts(p, q[ONE]))
+    return Size(at, {(("//", _key(p), _key(q)),): 1})
+
+
+def _parts(p: Poly, by: int) -> Poly:
+    """p // by: what divides evenly comes out of it, and parts of parts are parts of the whole."""
+    outside = {m: n // by for m, n in p.items() if (n // by if m == ONE else n % by == 0)}
+    rest = {m: left for m, n in p.items() if (left := n - by * outside.get(m, 0))}
+    if not rest.keys() - {ONE}:
+        return _sum(outside, _constant(rest.get(ONE, 0) // by), 1)
+    if (inner := _inner(rest)) is not None:
+        found, parts = inner
+        found = _sum(found, _constant(parts * rest.get(ONE, 0)), 1)
+        return _sum(outside, _parts(found, parts * by), 1)
+    return _sum(outside, {(("//", _key(rest), ((ONE, by),)),): 1}, 1)
+
+
+def _inner(p: Poly) -> tuple[Poly, int] | None:
+    """Of `x // n + k`: x and n."""
+    terms = [(m, n) for m, n in p.items() if m]
+    if len(terms) != 1 or terms[0][1] != 1 or len(terms[0][0]) != 1:
+        return None
+    (atom,) = terms[0][0]
+    if isinstance(atom, str) or atom[0] != "//" or len(atom[2]) != 1:
+        return None
+    ((m, parts),) = atom[2]
+    return (dict(atom[1]), parts) if not m else None
 
 
 def _remainder(a: Any, b: Any) -> Any:
@@ -492,7 +529,7 @@ def _remainder(a: Any, b: Any) -> Any:
     if _even(p, q) is not None:
         return 0
     at = _at(a) % _at(b)
-    if q.keys() == {ONE} and isinstance(q[ONE], int):
+    if q.keys() == {ONE} and all(isinstance(n, int) for n in (q[ONE], *p.values())):
         p = {m: n % q[ONE] for m, n in p.items() if n % q[ONE]}
         if not p.keys() - {ONE}:
             return at

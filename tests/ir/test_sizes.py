@@ -100,6 +100,17 @@ def test_what_holds_at_all_points_is_no_condition():
     assert recording.conditions() == Conditions()
 
 
+def test_parts_of_parts_are_parts():
+    with recorded() as recording:
+        n = Size.symbol("n", 224)
+        assert ((n - 4) // 4) + 1 == n // 4
+        assert (n // 2 + 1) // 2 == (n + 2) // 4
+        assert (n // 4 - 2) // 2 + 1 == n // 8
+        assert math.ceil(2.0 * n) == 2 * n
+        assert 6.0 * n * n / (2 * n) == 3 * n
+    assert recording.conditions() == Conditions()
+
+
 def test_conditions_in_words():
     with recorded() as recording:
         n = Size.symbol("n", 12)
