@@ -55,8 +55,8 @@ def shares(tokens: Number, topk: Number, experts: Number, ranks: Number, skew: N
     """
     given = tokens, topk, experts, ranks, skew
     if any(map(is_size, given)):
-        parts = [_share(i, *given) for i in range(3 + len(ROWS))]
-        return Shares(*parts[:3], tuple(parts[3:]))
+        rows, active, touched, *tiles = (_share(i, *given) for i in range(3 + len(ROWS)))
+        return Shares(rows, active, touched, tuple(tiles))
     columns = np.broadcast_arrays(*(np.asarray(n, float) for n in (tokens, topk, experts, ranks)))
     skews = np.broadcast_to(np.asarray(skew, float), columns[0].shape)
     found = _even(*columns)

@@ -13,7 +13,7 @@ variant. A point that meets those of none makes another.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import count
 from os import PathLike, fspath
 from typing import TYPE_CHECKING, Any, Unpack, cast
@@ -21,17 +21,18 @@ from typing import TYPE_CHECKING, Any, Unpack, cast
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from gpuir.ir.door import FLAG, PATH, takes
+from gpuir.ir.door import FLAG, PATH, of_type, takes
 from gpuir.ir.errors import GpuirError, UsageError
 from gpuir.ir.graph import Graph, Level
 from gpuir.ir.sizes import Columns, Conditions, each_size, moved, recorded, value
 from gpuir.passes.manager import Pass
 from gpuir.passes.math import run_under
-from gpuir.plan.space.points import PointTimes, ProgramPoints, distinct, times
+from gpuir.plan.space.points import PointTimes, ProgramPoints, ReservedBytes, distinct, times
 from gpuir.plan.space.program import Program, program_of
 from gpuir.run.analysis import analyze, lowering
 from gpuir.run.loading import LoadOptions, load
-from gpuir.run.symbols import Sampled, SymbolicGraph
+from gpuir.run.symbols import FoundGraph, Sampled, SymbolicGraph
+from gpuir.simulate.parallel import Parallel
 from gpuir.targets.load import load_target
 from gpuir.targets.support import reason
 from gpuir.targets.target import Target
@@ -64,6 +65,7 @@ class ModelProgram:
     profile: str | PathLike[str] | None = None
     tf32: bool | None = None
     passes: Mapping[str, type[Pass]] | None = None  # of the user's own modules, by name
+    plan: Parallel | None = None
     sampled: dict[tuple[str, ...], Sampled] = field(default_factory=dict[tuple[str, ...], Sampled])
     variants: dict[tuple[int, str], list[Variant]] = field(
         default_factory=dict[tuple[int, str], list[Variant]]
@@ -74,8 +76,11 @@ class ModelProgram:
 
         `points` gives a number or an array of numbers for each size, by the names that `dims` has,
         or `past`; they broadcast against one another, and the results have an element a point, in
-        order (raveled). `target` is a name or a path, or either with numbers changed.
+        order (raveled). `target` is a name or a path, or either with numbers changed; of a program
+        with a plan, that of a cluster, and the numbers are those of a step of all ranks.
         """
+        if self.plan is not None:
+            return self._steps(points, target, self.plan)
         device = load_target(target)
         columns = _columns(points)
         own, which = distinct(columns, tuple(columns))
@@ -83,11 +88,14 @@ class ModelProgram:
         return times(asked, len(next(iter(own.values()))), device).take(which)
 
     def at(self, point: Mapping[str, int], target: str) -> Answer:
-        """What `analyze` answers at one point."""
-        device = load_target(target)
+        """What `analyze` answers at one point; of a program with a plan, `simulate_ranks`."""
         columns = _columns(point)
         if any(len(n) != 1 for n in columns.values()):
             raise UsageError("this is more than one point", fix="program.times(points, target)")
+        if self.plan is not None:
+            ((found, _),) = self._graphs(columns)
+            return self._step(found, columns, 0, target, self.plan)
+        device = load_target(target)
         ((kernels, x),) = self.kernels_at(columns, device)
         there = {name: int(n[0]) for name, n in columns.items()}
         if x.program.refused or isinstance(kernels, GpuirError):  # it is said as of any other graph
@@ -120,14 +128,53 @@ class ModelProgram:
         self, points: Columns, device: Target
     ) -> Iterator[tuple[Variant, NDArray[np.int64]]]:
         """Variants that together are right at all points, and the places of those each is for."""
-        names = tuple(sorted(points))
-        sampled = self.sampled.setdefault(names, Sampled(self.load))
-        for found, places in sampled.graphs(points):
+        for found, places in self._graphs(points):
             if isinstance(found, SymbolicGraph):
                 yield from self._of(found, points, places, device)
             else:
                 empty = Program("", "", refused=reason(found))
                 yield Variant(NOTHING, empty, Conditions(), found), places
+
+    def _graphs(self, points: Columns) -> Iterator[FoundGraph]:
+        names = tuple(sorted(points))
+        return self.sampled.setdefault(names, Sampled(self.load)).graphs(points)
+
+    def _steps(self, points: Mapping[str, Any], cluster: str, plan: Parallel) -> PointTimes:
+        """Steps of all ranks, one by one."""
+        columns = _columns(points)
+        own, which = distinct(columns, tuple(columns))
+        found = PointTimes.room(len(next(iter(own.values()))))
+        reserved = np.zeros(len(found.why), np.int64)
+        for graph, places in self._graphs(own):
+            for i in places.tolist():
+                try:
+                    x = self._step(graph, own, i, cluster, plan)
+                except GpuirError as error:
+                    found.why[i] = reason(error)
+                    continue
+                found.latency_s[i] = x.latency_s
+                found.low_s[i], found.high_s[i] = x.interval or (np.nan, np.nan)
+                found.peak_bytes[i] = reserved[i] = x.reserved_bytes
+                found.available_bytes[i] = x.available_bytes or 0
+        memory = (ReservedBytes(np.arange(len(reserved)), reserved),)
+        return replace(found, memory=memory).take(which)
+
+    def _step(
+        self,
+        graph: SymbolicGraph | GpuirError,
+        points: Columns,
+        i: int,
+        cluster: str,
+        plan: Parallel,
+    ) -> Answer:
+        if isinstance(graph, GpuirError):
+            raise graph
+        from gpuir.passes.microbatch import Microbatch
+        from gpuir.run.ranks import simulate_ranks
+
+        there = graph.at({name: int(n[i]) for name, n in points.items()})
+        there = Microbatch(plan.microbatches).run(there)
+        return simulate_ranks(there, cluster, plan, profile=self.profile, tf32=self.tf32)
 
     def _of(
         self,
@@ -181,21 +228,28 @@ class ModelProgram:
         return lowering(graph, device, self.passes).run(graph)
 
 
-@takes(profile=PATH, tf32=FLAG)
+@takes(
+    profile=PATH,
+    tf32=FLAG,
+    plan=of_type(Parallel, "degrees of parallelism", "gpuir.Parallel(dp=4, tp=2)"),
+)
 def program(
     model: Source,
     *,
     profile: str | PathLike[str] | None = None,
     tf32: bool | None = None,
+    plan: Parallel | None = None,
     **options: Unpack[LoadOptions],
 ) -> ModelProgram:
     """A model as a function of its sizes, to be asked for many points: `times`, `at`.
 
     `profile` and `tf32` are as in `analyze`, options as in `load`; `dims` are the sizes that stay
-    as they are. Nothing is loaded before the first points are asked for.
+    as they are. Nothing is loaded before the first points are asked for. With a `plan` it is a step
+    over the ranks of a cluster, of which the batch is that of all its microbatches; those are
+    loaded as few times, and simulated point by point.
     """
     source = fspath(model) if isinstance(model, str | PathLike) else model
-    return ModelProgram(source, options, profile, tf32)
+    return ModelProgram(source, options, profile, tf32, plan=plan)
 
 
 def _columns(points: Mapping[str, Any]) -> Columns:

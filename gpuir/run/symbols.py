@@ -25,7 +25,7 @@ from gpuir.ir.sizes import Columns, Size, each_size, value
 
 Point = Mapping[str, int]
 # A graph, or why there is none, and the places of the points that it is for.
-Found = tuple["SymbolicGraph | GpuirError", NDArray[np.int64]]
+FoundGraph = tuple["SymbolicGraph | GpuirError", NDArray[np.int64]]
 Load = Callable[[Point], Graph]
 APART = 1  # sizes up to this stand for themselves alone
 KEPT = 16  # graphs of single points
@@ -82,7 +82,7 @@ class Sampled:
         default_factory=dict[tuple[tuple[str, int], ...], Graph]
     )
 
-    def graphs(self, points: Columns) -> Iterator[Found]:
+    def graphs(self, points: Columns) -> Iterator[FoundGraph]:
         """Graphs that together are right at all points, and the places of those each is for. Of
         points that the model does not take, what it says."""
         left = np.arange(len(next(iter(points.values()))))
@@ -94,7 +94,7 @@ class Sampled:
         for some in _apart({n: x[left] for n, x in points.items()}):
             yield from self._reaching(points, left[some])
 
-    def _reaching(self, points: Columns, some: NDArray[np.int64]) -> Iterator[Found]:
+    def _reaching(self, points: Columns, some: NDArray[np.int64]) -> Iterator[FoundGraph]:
         """Of points of a kind: a graph of others, where that is right at their ends too."""
         low, high = (
             {name: int(end(n[some])) for name, n in points.items()} for end in (np.min, np.max)
@@ -112,7 +112,7 @@ class Sampled:
                     return
         yield from self._new(points, some)
 
-    def _new(self, points: Columns, some: NDArray[np.int64]) -> Iterator[Found]:
+    def _new(self, points: Columns, some: NDArray[np.int64]) -> Iterator[FoundGraph]:
         """Of points that no graph stands for, all of a kind."""
         ends = {name: (int(n[some].min()), int(n[some].max())) for name, n in points.items()}
         low, high = ({n: x[i] for n, x in ends.items()} for i in (0, 1))

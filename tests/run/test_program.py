@@ -163,3 +163,20 @@ def test_loads_are_few():
     columns["batch"] += 20
     assert [len(places) for _, places in sampled.graphs(columns)] == [478, 20]
     assert len(loads) == 4  # the new end alone
+
+
+def test_a_step_over_many_ranks():
+    plan = gpuir.Parallel(dp=2, tp=2, microbatches=2)
+    program = gpuir.program(ENCODER, plan=plan, train=True, optimizer="adamw")
+    points = {"batch": [8, 16, 12, 6], "seq": [64, 32, 64, 64]}
+    times = program.times(points, "dgx-a100")
+    for i in range(3):
+        dims = {name: n[i] for name, n in points.items()}
+        g = gpuir.load(ENCODER, dims=dims, train=True, optimizer="adamw")
+        g = gpuir.pipeline("microbatch{count=2}").run(g)
+        alone = gpuir.simulate_ranks(g, "dgx-a100", plan)
+        assert times.latency_s[i] == pytest.approx(alone.latency_s, rel=1e-12)
+        assert times.reserved_bytes[i] == alone.reserved_bytes
+        assert times.fits[i]
+    assert "cannot be split evenly" in times.why[3]
+    assert program.at({"batch": 8, "seq": 64}, "dgx-a100").step.time_s == times.latency_s[0]

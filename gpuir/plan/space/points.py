@@ -43,7 +43,7 @@ class PointTimes:
     peak_bytes: Ints
     available_bytes: Ints
     why: NDArray[np.object_]
-    memory: tuple[PointsMemory, ...] = field(default=(), repr=False)
+    memory: tuple[PointsMemory | ReservedBytes, ...] = field(default=(), repr=False)
     which: Ints | None = field(default=None, repr=False)
 
     @cached_property
@@ -71,6 +71,13 @@ class PointTimes:
         latency_s, low_s, high_s = np.full((3, count), np.nan)
         peak, available = np.zeros((2, count), np.int64)
         return PointTimes(latency_s, low_s, high_s, peak, available, why=np.full(count, "", object))
+
+
+class ReservedBytes(NamedTuple):
+    """What is reserved at some of the points (`places`)."""
+
+    places: Ints
+    reserved: Ints
 
 
 @dataclass(frozen=True)
