@@ -52,6 +52,20 @@ def test_one_rank_communicates_nothing():
     assert seconds("all_reduce", 1 << 20, 1, "dgx-h100").time_s == 0
 
 
+@pytest.mark.parametrize(
+    ("kind", "steps"),
+    [
+        *(("all_reduce", (14, 2)), ("all_gather", (7, 1)), ("reduce_scatter", (7, 1))),
+        *(("all_to_all", (1, 1)), ("broadcast", (7, 1))),
+    ],
+)
+def test_steps_around_a_ring(kind, steps):
+    """Of eight ranks, and of two nodes: a sum goes around twice, once to be summed."""
+    c = load_cluster("2xdgx-a100")
+    assert group_of(kind, (8,), (1,), c).steps == steps[0]
+    assert group_of(kind, (16,), (1,), c).far_steps == steps[1]
+
+
 def test_a_ring_by_hand():
     """NCCL's PERFORMANCE.md: an all-reduce moves 2 (n - 1) / n of its bytes over each link. Each
     GPU's own eighth is copied by the same channels."""

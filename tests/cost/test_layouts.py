@@ -67,6 +67,13 @@ def test_conversions_take_at_least_their_bytes():
     assert apart > 4 * N * C * SIDE * SIDE / a100.dram_bytes_per_s
 
 
+def test_conversions_are_launched():
+    """Of the image and of the weight, besides the convolution itself."""
+    slow = seconds(conv(last=False), "a100-sxm-80gb+launch_s=1e-4")
+    quick = seconds(conv(last=False), "a100-sxm-80gb+launch_s=1e-8")
+    assert slow - quick == pytest.approx(3 * (1e-4 - 1e-8))
+
+
 @pytest.mark.parametrize(
     ("target", "dtype", "groups"),
     [("p100-pcie-16gb", f16, 1), ("v100-pcie-32gb", f32, 1), ("a100-sxm-80gb", f16, C)],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import isnan
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 import gpuir
 from gpuir.ir.errors import ModelError, UsageError
 from gpuir.report.answer import check_runs
+from gpuir.report.kernels import kernels_of
 from gpuir.text import parse
 
 VIEW = 'graph @v { in %x: f32[2, 4] %y: f32[8] = t.reshape(%x, [8]) at "m:Reshape" out %y }'
@@ -52,3 +54,33 @@ def test_what_a_million_items_cost():
     answer = gpuir.Answer("m", "a100", batch=4, latency_s=8e-3, usd_per_hour=3.6)
     assert answer.usd_per_million == pytest.approx(2.0)
     assert gpuir.Answer("m", "a100", batch=4, latency_s=8e-3).usd_per_million is None
+
+
+LOOPS = """graph @m {
+  in %x: f32[4, 64]
+  %y: f32[4, 64] = t.loop({
+    in %i: i64[]
+    in %h: f32[4, 64]
+    %g: f32[4, 64] = t.loop({
+      in %j: i64[]
+      in %k: f32[4, 64]
+      %a: f32[4, 64] = t.map("tanh", [%k]) at "m:a"
+      out %a
+    }, 5, [%h]) at "m:inner"
+    out %g
+  }, 3, [%x]) at "m:outer"
+  out %y
+}"""
+
+
+def test_what_a_loop_takes_beyond_its_kernels_counts_in_each_run():
+    graph = gpuir.analyze(parse(LOOPS), "a100", profile="ideal").graph
+    (outer,) = graph.nodes
+    (inner,) = outer.op.body.nodes
+    twice = replace(inner, cost=inner.cost.scaled(2.0))
+    body = replace(outer.op.body, nodes=(twice,))
+    outer = replace(outer, op=replace(outer.op, body=body), cost=outer.cost.scaled(2.0))
+    kernel, rest, *_ = kernels_of(replace(graph, nodes=(outer,)))
+    assert (kernel.runs, rest.runs, rest.rest) == (15, 3, True)
+    assert kernel.time_s == pytest.approx(rest.time_s)
+    assert kernel.time_s + rest.time_s == pytest.approx(outer.cost.time_s)
