@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from gpuir.cli import options
-from gpuir.cli.lowering import LoweredModels
+from gpuir.cli.lowering import once
 from gpuir.cli.modules import Loaded
 from gpuir.cli.output import show, warn
 from gpuir.cli.request import ask, held, option, request
@@ -55,14 +55,18 @@ def command(asked: LargestOptions) -> None:
 
 
 def search(asked: LargestOptions) -> list[LargestFit]:
-    """The search for each target; a value is loaded and lowered once for all of them."""
-    from functools import cache, partial
+    """The search for each target; the model is loaded at a few values for all of them."""
+    from functools import partial
 
     import gpuir
+    from gpuir.cli.sizes import SizedModel
     from gpuir.ir.errors import ModelError, UsageError
     from gpuir.plan.searches import LargestFit
+    from gpuir.plan.space.points import at
     from gpuir.report.answer import Device
     from gpuir.simulate.largest import largest
+    from gpuir.simulate.memory import room, sized
+    from gpuir.targets.profile import profile_of
 
     targets = options.targets_of(asked.run)
     dim, least, most = asked.dim, asked.least, asked.most
@@ -75,30 +79,30 @@ def search(asked: LargestOptions) -> list[LargestFit]:
         )
 
     profile = asked.costing.stack(asked.loaded)["profile"]
-    passes = asked.costing.passes(asked.loaded)
     refused: dict[int, str] = {}
+    warnings: list[str] = []
+    say = once(warnings)
+    model = SizedModel(
+        *(asked.model, asked.loading, asked.costing, asked.loaded),
+        warn=lambda point, text: say(text) if point[dim] == least else None,
+    )
 
-    @cache
-    def kernels(value: int) -> LoweredModels | None:
-        warnings: list[str] = []
+    def memory(value: int, target: Target) -> Memory | None:
         try:
-            sized = options.with_size(how, **{dim: value})
-            g = gpuir.load(asked.model, warn=warnings.append, profile=profile, **sized)
+            kernels, x = model.one(dim, value, most, profile, target)
         except ModelError as error:
             if value == least:
                 raise
             refused[value] = error.what
             return None
-        for text in warnings if value == least else ():
-            warn(text)
-        return LoweredModels(lambda _: g, None, passes, asked.loaded)
+        if x.program.refused:  # a stack that does not run it
+            return gpuir.memory(at(kernels, x.points, 0), target)
+        layout, stack = at(x.program.layout, x.points, 0), profile_of(kernels)
+        return sized(layout, dict.fromkeys(layout.kernels, 1), stack, room(stack, target))
 
-    def memory(value: int, target: Target) -> Memory | None:
-        made = kernels(value)
-        return None if made is None else gpuir.memory(made.under(profile, target), target)
-
-    first = kernels(least)
-    name = first.under(profile, targets[0]).name if first else ""
+    name = model.one(dim, least, most, profile, targets[0])[0].name
+    for text in warnings:
+        warn(text)
     each = [(target, largest(partial(memory, target=target), least, most)) for target in targets]
     return [
         LargestFit(

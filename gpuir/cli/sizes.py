@@ -23,6 +23,7 @@ from gpuir.targets.target import Target
 
 Point = Mapping[str, int]
 KEPT = 64  # graphs that are kept
+LEAP, AHEAD = 16, 1.25  # how many times a size a search may ask for, at first and then
 FEW = 2  # points that are loaded one by one: to know what is between takes a third
 
 
@@ -51,6 +52,7 @@ class SizedModel:
     graphs: dict[tuple[Any, ...], Graph | GpuirError] = field(
         default_factory=dict[Any, Any], init=False
     )
+    ahead: float = field(default=LEAP, init=False)
 
     def at(
         self, points: Columns, profile: str | None, target: Target
@@ -62,10 +64,23 @@ class SizedModel:
             yield from program.kernels_at(points, target)
             return
         for i in range(count):
-            for found, x in program.kernels_at(
-                {n: x[i : i + 1] for n, x in points.items()}, target
-            ):
+            here = {name: n[i : i + 1] for name, n in points.items()}
+            for found, x in program.kernels_at(here, target):
                 yield found, x._replace(places=np.array([i]))
+
+    def one(
+        self, name: str, n: int, most: int, profile: str | None, target: Target
+    ) -> tuple[Graph, ProgramPoints]:
+        """Kernels at one size of a search up to `most`; what is said in their place is raised. A
+        size that may come later is loaded with it, where that tells those between."""
+        program, here = self.under(profile), {name: np.array([n])}
+        if self.ahead and 1 < n < most and not program.reaches(here):
+            ends = {name: np.array([n, min(int(self.ahead * n), most)])}
+            self.ahead = AHEAD if program.reach(ends) else 0
+        (found,) = program.kernels_at(here, target)
+        if isinstance(found[0], GpuirError):
+            raise found[0]
+        return found[0], found[1]
 
     def under(self, profile: str | None) -> ModelProgram:
         if profile not in self.programs:

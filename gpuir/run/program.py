@@ -124,6 +124,19 @@ class ModelProgram:
             there = {name: n[some] for name, n in points.items()}
             yield variant.error or variant.kernels, ProgramPoints(variant.program, there, some)
 
+    def reach(self, points: Columns) -> bool:
+        """Loads what it takes to know all that is between points; whether that can be known."""
+        for _ in self._graphs(points):
+            pass
+        return self.reaches(points)
+
+    def reaches(self, points: Columns) -> bool:
+        """Whether what is between points is known."""
+        return any(one.covers(points).all() for one in self._sampled(points).known)
+
+    def _sampled(self, points: Columns) -> Sampled:
+        return self.sampled.setdefault(tuple(sorted(points)), Sampled(self.load))
+
     def _variants(
         self, points: Columns, device: Target
     ) -> Iterator[tuple[Variant, NDArray[np.int64]]]:
@@ -136,8 +149,7 @@ class ModelProgram:
                 yield Variant(NOTHING, empty, Conditions(), found), places
 
     def _graphs(self, points: Columns) -> Iterator[FoundGraph]:
-        names = tuple(sorted(points))
-        return self.sampled.setdefault(names, Sampled(self.load)).graphs(points)
+        return self._sampled(points).graphs(points)
 
     def _steps(self, points: Mapping[str, Any], cluster: str, plan: Parallel) -> PointTimes:
         """Steps of all ranks, one by one."""
