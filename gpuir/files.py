@@ -22,6 +22,7 @@ LARGEST_TEXT = 64 << 20  # bytes; what is made of a text takes some fifty times 
 STALE_S = 3600  # no write takes so long: a part as old was left by a process that was killed
 
 _read: ContextVar[dict[tuple[int, int], str] | None] = ContextVar("read", default=None)
+_heard: ContextVar[list[str] | None] = ContextVar("heard", default=None)
 
 
 @contextmanager
@@ -34,8 +35,21 @@ def noting_inputs() -> Generator[None]:
         _read.reset(before)
 
 
+@contextmanager
+def hearing_inputs() -> Generator[list[str]]:
+    """The paths that `note_input` is told of meanwhile, whether there is a file or not."""
+    heard: list[str] = []
+    before = _heard.set(heard)
+    try:
+        yield heard
+    finally:
+        _heard.reset(before)
+
+
 def note_input(path: str | Path) -> None:
     """This file is read, or belongs to one that is, under whatever name."""
+    if (heard := _heard.get()) is not None and str(path):
+        heard.append(str(path))
     files = _read.get()
     if files is not None and (place := _place(path)):
         files[place] = str(path)

@@ -1,5 +1,5 @@
 """What was computed, kept in a file of SQLite: what tuners found, programs and costs of design
-spaces, plans that were simulated.
+spaces, plans that were simulated, models that were loaded.
 
 What belongs together is written in one transaction, so a process may be killed at any moment and
 several may share a store. An entry's key says what it depends on; what all entries of a kind depend
@@ -46,6 +46,9 @@ create table if not exists costs (
   primary key (work, devices)
 ) without rowid;
 create table if not exists plans (name text primary key, plan text);
+create table if not exists models (
+  key text primary key, model text, what text, needs text, record blob, bytes integer, used_s real
+);
 """
 
 
@@ -68,11 +71,11 @@ class Store:
     UsageError where the file is no store, is damaged, or was made by a later gpuir.
     """
 
-    def __init__(self, path: str | PathLike[str]):
-        self.path = fspath(path)
+    def __init__(self, path: str | PathLike[str], wait_s: float = WAIT_S):
+        self.path, self.wait_s = fspath(path), wait_s
         note_input(self.path)
         with self._said():
-            self._db = sqlite3.connect(self.path, timeout=WAIT_S, isolation_level=None)
+            self._db = sqlite3.connect(self.path, timeout=wait_s, isolation_level=None)
         try:
             with self._said():
                 self._open()
@@ -164,7 +167,7 @@ class Store:
 
     def _patiently(self, statement: str) -> None:
         """SQLite does not wait for others before it changes the kind of journal."""
-        until = time.monotonic() + WAIT_S
+        until = time.monotonic() + self.wait_s
         while True:
             try:
                 self.change(statement)

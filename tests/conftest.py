@@ -14,6 +14,7 @@ from hypothesis.internal.conjecture.providers import (
     HypothesisProvider,
 )
 
+os.environ["GPUIR_NO_CACHE"] = "1"  # a test loads its model itself
 os.environ["COLUMNS"] = "80"  # what is printed must not depend on the terminal of the one who tests
 
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 # Options that choose among plans, or how they are shown: what a plan takes is the same.
 ASIDE = (
     *("tp", "pp", "dp", "cp", "ep", "zero", "microbatch", "recompute", "best", "exhaustive"),
-    *("resume", "price", "format", "width", "output"),
+    *("resume", "price", "format", "width", "output", "no_cache"),
 )
 # The options that may be why what decides a result differs, where not all are.
 OF = {

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from gpuir.ir.graph import Graph
     from gpuir.passes.manager import Pipeline
     from gpuir.report.answer import Answer
+    from gpuir.run.keeping import ModelCache
     from gpuir.targets.target import Target
 
 Read = Callable[["str | None"], "Graph"]
@@ -35,6 +36,7 @@ class LoweredModels:
     passes: Pipeline | None
     loaded: Loaded
     first: Graph | None = field(default=None, init=False)
+    kept: ModelCache | None = None
     graphs: dict[str | None, Graph] = field(default_factory=dict[Any, Any], init=False)
     made: dict[tuple[str | None, Pipeline], Graph] = field(
         default_factory=dict[Any, Any], init=False
@@ -51,7 +53,8 @@ class LoweredModels:
             return g
         steps = lowering(g, target, self.loaded.passes)
         if (profile, steps) not in self.made:
-            self.made[profile, steps] = steps.run(g)
+            run = self.kept.lowered if self.kept and self.passes is None else _run
+            self.made[profile, steps] = run(g, steps)
         return self.made[profile, steps]
 
     def _graph(self, profile: str | None) -> Graph:
@@ -66,9 +69,20 @@ class LoweredModels:
         return g if self.passes is None else self.passes.run(g)
 
 
+def _run(g: Graph, steps: Pipeline) -> Graph:
+    return steps.run(g)
+
+
 def analyze(asked: ModelRun, warnings: list[str], model: Graph | None = None) -> list[Answer]:
     """The answer for each target and profile; the model is loaded once, unless it is given, and
-    lowered once for each profile and kind of target."""
+    lowered once for each profile and kind of target, if that was not done before."""
+    with asked.loading.kept(asked.loaded) as kept:
+        return _answers(asked, warnings, model, kept)
+
+
+def _answers(
+    asked: ModelRun, warnings: list[str], model: Graph | None, kept: ModelCache | None
+) -> list[Answer]:
     import gpuir
     from gpuir.ir.errors import UsageError
     from gpuir.ir.graph import Level
@@ -89,15 +103,21 @@ def analyze(asked: ModelRun, warnings: list[str], model: Graph | None = None) ->
     predictor = costing.predicts(loaded)
 
     def read(profile: str | None) -> Graph:
-        how = loading.options(loaded)
-        say = once(warnings)
-        g = model or gpuir.load(asked.model, warn=say, profile=profile, tf32=costing.tf32, **how)
+        g = model or (kept or gpuir).load(
+            asked.model,
+            warn=once(warnings),
+            profile=profile,
+            tf32=costing.tf32,
+            **loading.options(loaded),
+        )
         if loading.strict:
             refuse_opaque(g)
         return g
 
     passes = costing.passes(loaded)
-    kernels_of = LoweredModels(read=read, tf32=costing.tf32, passes=passes, loaded=loaded)
+    kernels_of = LoweredModels(
+        read=read, tf32=costing.tf32, passes=passes, loaded=loaded, kept=kept
+    )
     graphs: list[Graph] = []
     refused: list[GpuirError] = []
     for name in targets or [None]:

@@ -18,7 +18,7 @@ SECTIONS = {
     "Work on the IR and its tiles": ("opt", "schedule", "tune"),
     "Look up what gpuir knows": ("targets", "clusters", "hosts", "profiles", "passes"),
     "Measure, validate, fit": ("calibrate", "collect", "eval", "fit"),
-    "Set up the shell": ("completion",),
+    "Set up": ("cache", "completion"),
 }
 COMMANDS = tuple(name for names in SECTIONS.values() for name in names)
 ARGUMENTS = "gpuir.arguments"  # of the command line, as they were given

@@ -17,10 +17,13 @@ from gpuir.cli.output import check_ahead, check_binary, listen, warn
 from gpuir.cli.request import ask, option
 
 if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
     import gpuir
     from gpuir.cli.modules import Loaded
     from gpuir.cost.table import Predictor
     from gpuir.passes.manager import Pipeline
+    from gpuir.run.keeping import ModelCache
     from gpuir.targets.prices import Price
     from gpuir.targets.target import Target
 
@@ -243,13 +246,26 @@ class LoadingOptions:
     accumulate: bool = option("Add gradients to those of earlier batches.")
     checkpoint: str | None = option("Recompute modules in backward: a glob of paths, or every=2.")
     strict: bool = option("Stop if gpuir does not model an operator.")
+    no_cache: bool = option("Load the model anew, and keep nothing of it (`gpuir cache`).")
 
     def options(self, loaded: Loaded) -> gpuir.LoadOptions:
         """As `gpuir.load` takes them; options of several flags are merged."""
         how = {f.name: getattr(self, f.name) for f in fields(self)}
+        del how["no_cache"]
         how |= {name: merged(how.pop(own)) for name, own in SEVERAL.items()}
         how |= {"clip": self.clip or 0.0, "converters": loaded.converters}
         return cast("gpuir.LoadOptions", how)
+
+    def kept(self, loaded: Loaded) -> AbstractContextManager[ModelCache | None]:
+        """The models that were loaded before; None where they are not to be used."""
+        from contextlib import nullcontext
+
+        from gpuir.run.keeping import ModelCache, cache_path
+
+        watched = logging.getLogger("gpuir.passes").isEnabledFor(logging.DEBUG)  # --verbose
+        if self.no_cache or watched or loaded.passes or loaded.converters or not cache_path():
+            return nullcontext()
+        return ModelCache(cache_path())
 
     @property
     def batch(self) -> int | None:
