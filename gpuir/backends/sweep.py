@@ -20,6 +20,38 @@ def sweep_report(s: SweepAnswers) -> Report:
     return Report("gpuir.sweep/1", lambda: _parts(s), lambda: _fields(s))
 
 
+def sizes_report(s: SweepAnswers) -> Report:
+    """A table of all sizes for each target and profile; for programs that of a sweep."""
+    return Report("gpuir.sweep/1", lambda: _tables(s), lambda: _fields(s))
+
+
+def _tables(s: SweepAnswers) -> Iterator[Part]:
+    of = {id(p): x for x in s.series for p in x.points}
+    for target, profile in dict.fromkeys((p.target, p.profile) for p in s.points):
+        yield Heading(f"{s.model} on {target} under {profile}")
+        yield Table(
+            [p for p in s.points if (p.target, p.profile) == (target, profile)],
+            (
+                *(
+                    Column(name, "count", value=lambda p, name=name: dict(p.dims)[name])
+                    for name, _ in s.axes
+                ),
+                Column("latency", "s", "latency_s"),
+                Column("80 %", text=_interval, drop=1),
+                Column(f"{unit(s)}/s", "1/s", "items_per_s"),
+                Column("memory", "bytes", "reserved_bytes", drop=2),
+                Column("", value=lambda p: ", ".join(_notes(of[id(p)], p))),
+            ),
+        )
+    if lines := [x for x in _verdict(s) if x[0] in ("refused", "assumed", "")]:
+        yield Notes(lines)
+
+
+def _interval(p: Answer) -> str:
+    """Between what most measurements are expected."""
+    return " to ".join(quantity(n, "s") for n in p.interval or ())
+
+
 def _parts(s: SweepAnswers) -> Iterator[Part]:
     if (p := s.nearest) is not None:
         short = quantity(-(p.spare_bytes or 0), "bytes")

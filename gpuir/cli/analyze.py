@@ -18,7 +18,13 @@ from gpuir.cli.request import ask, held, option, request
 class Analyze(options.Runs):
     model: str = ask(options.model)
     target: str | None = ask(options.targets)
-    loading: options.LoadingOptions = held(options.LoadingOptions)
+    sizes: options.Pairs[tuple[int, ...]] = option(
+        "Symbolic dimensions: batch=8,seq=128. Of several sizes, batch=1,2,4..256, a table.",
+        "--dims",
+        type=options.SIZES,
+        multiple=True,
+    )
+    loading: options.LoadingOptions = held(options.LoadingOptions, without="dims")
     costing: options.Costing = held(options.Costing)
     format: str = option(f"{listed()}.", default="text", callback=options.renamed)
     top: int = option("Kernels listed.", type=click.IntRange(0), default=15)
@@ -38,6 +44,19 @@ class Analyze(options.Runs):
     loaded: Loaded = ask(options.load_modules)
     verbose: bool = ask(options.verbose)
 
+    @property
+    def axes(self) -> dict[str, tuple[int, ...]]:
+        """Dimensions of which several sizes are asked for."""
+        return {name: n for name, n in options.merged(self.sizes).items() if len(n) > 1}
+
+    @property
+    def run(self) -> options.ModelRun:
+        """With the sizes that do not change."""
+        one = {name: n[0] for name, n in options.merged(self.sizes).items() if len(n) == 1}
+        past = one.pop("past", None) if self.loading.phase else None
+        loading = replace(self.loading.sized(*one.items()), past=past or self.loading.past)
+        return replace(super().run, loading=loading)
+
 
 @request(Analyze)
 def command(asked: Analyze) -> None:
@@ -50,6 +69,7 @@ def command(asked: Analyze) -> None:
 
     \b
     gpuir analyze model.onnx --target a100 --dims batch=8
+    gpuir analyze model.onnx --target a100 --dims batch=1..256
     gpuir analyze model.onnx --target a100,h100-sxm,l4
     gpuir analyze model.pt2 --target a100 --profile eager,compiled,cudagraph
     gpuir analyze hf:config.json --target a100 --dims batch=8,seq=512 --train --optimizer adamw
@@ -66,6 +86,9 @@ def command(asked: Analyze) -> None:
     if asked.crossover:
         found = crossover.report(asked.run, asked.crossover, asked.format)
         show(found, asked.format, asked.width, asked.output)
+        return
+    if asked.axes:
+        tabulate(asked)
         return
     backend = find_backend(asked.format, asked.loaded.backends)
     warnings: list[str] = []
@@ -87,4 +110,24 @@ def command(asked: Analyze) -> None:
             warn(warning)
     emit(text, asked.output)
     if all(s.fits is False for s in answers):
+        raise click.exceptions.Exit(1)
+
+
+def tabulate(asked: Analyze) -> None:
+    """A table of all sizes in place of the report of one."""
+    from gpuir.backends.sweep import sizes_report
+    from gpuir.backends.table import FORMATS
+    from gpuir.cli.sweep import run
+    from gpuir.ir.errors import UsageError
+
+    if asked.format not in FORMATS:
+        raise UsageError(
+            f"of several sizes there is no format {asked.format}", expected=", ".join(FORMATS)
+        )
+    for name in ("schedule", "cluster"):
+        if getattr(asked.costing, name):
+            raise UsageError(f"--{name} is for one size", fix="give each dimension one size")
+    found = run(asked.run, asked.axes)
+    show(sizes_report(found), asked.format, asked.width, asked.output)
+    if not any(p.fits for p in found.points):
         raise click.exceptions.Exit(1)

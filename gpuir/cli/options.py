@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import reduce, wraps
 from math import isfinite, nan
@@ -36,8 +36,10 @@ F = TypeVar("F", bound=Callable[..., Any])
 class Assignments(click.ParamType):  # type: ignore[type-arg]
     """`NAME=VALUE`, or several with commas between where `many`; the last `=` divides them."""
 
-    def __init__(self, name: str, read: Callable[[str], Any], many: bool = False):
-        self.name, self.read, self.many = name, read, many
+    def __init__(
+        self, name: str, read: Callable[[str], Any], many: bool = False, between: str = ","
+    ):
+        self.name, self.read, self.many, self.between = name, read, many, between
 
     def get_metavar(self, param: Any = None, ctx: Any = None) -> str:
         return self.name
@@ -46,7 +48,8 @@ class Assignments(click.ParamType):  # type: ignore[type-arg]
         if isinstance(value, tuple):
             return cast(tuple[tuple[str, Any], ...], value)
         found: list[tuple[str, Any]] = []
-        for part in value.split(",") if self.many else [value]:
+        texts: dict[str, str] = {}
+        for part in re.split(self.between, value) if self.many else [value]:
             if not part.strip() and found:
                 self.fail("nothing stands behind a comma: leave out spaces", param, ctx)
             name, equals, text = part.rpartition("=")
@@ -57,8 +60,9 @@ class Assignments(click.ParamType):  # type: ignore[type-arg]
             except ValueError as error:
                 why = f": {error}" if isinstance(error, NoExtent) else ""
                 self.fail(f"{shorter(part)!r} is not like {self.name}{why}", param, ctx)
-            if (before := dict(found).get(given[0], given[1])) != given[1]:
-                self.fail(f"{given[0]} has two values: {before} and {given[1]}", param, ctx)
+            before = texts.setdefault(given[0], text.strip())
+            if dict(found).get(given[0], given[1]) != given[1]:
+                self.fail(f"{given[0]} has two values: {before} and {text.strip()}", param, ctx)
             found.append(given)
         return tuple(found)
 
@@ -133,7 +137,29 @@ class Finite(click.FloatRange):
         return number
 
 
+def sizes(text: str) -> tuple[int, ...]:
+    """`1,2,4..100` → 1, 2, 4, 8, 16, 32, 64, 100."""
+    return tuple(dict.fromkeys(n for part in text.split(",") for n in _doubled(part)))
+
+
+def _doubled(part: str) -> Iterator[int]:
+    first, dots, last = part.partition("..")
+    n, end = extent(first), extent(last if dots else first)
+    if n < 1 or end < n:
+        raise ValueError
+    while n < end:
+        yield n
+        n *= 2
+    yield end
+
+
 DIMS = Assignments("NAME=8,NAME=128", extent, many=True)
+SIZES = Assignments(
+    "NAME=8,NAME=128",
+    lambda text: (extent(text),) if text.isdecimal() else sizes(text),
+    many=True,
+    between=r",(?=[^,]*=|\s*$)",
+)
 SHAPE = Assignments("NAME=1x3x224x224", shape)
 NUMBERS = Assignments("NAME=1,2,3", numbers)
 TRIPS = Assignments("NODE=10", extent)

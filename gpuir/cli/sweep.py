@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from math import prod
 from time import perf_counter
@@ -27,6 +27,7 @@ from gpuir.cli.request import ask, held, option, request
 
 if TYPE_CHECKING:
     from gpuir.plan.sweep import SweepAnswers
+    from gpuir.targets.prices import Price
 
 PICTURES = (".png", ".svg")
 Sized = tuple[str, tuple[int, ...]]  # a dimension, and its sizes
@@ -47,22 +48,10 @@ class SizesType(click.ParamType):  # type: ignore[type-arg]
         if self.named != bool(equals and name.strip()):
             self.fail(f"{options.shorter(value)!r} is not like {self.name}", param, ctx)
         try:
-            found = [n for part in text.split(",") for n in _sizes(part)]
+            found = options.sizes(text)
         except ValueError:
             self.fail(f"{options.shorter(value)!r} is not like {self.name}", param, ctx)
-        return name.strip() or "batch", tuple(dict.fromkeys(found))
-
-
-def _sizes(part: str) -> Iterable[int]:
-    """`4..100` → 4, 8, 16, 32, 64, 100."""
-    first, dots, last = part.partition("..")
-    n, end = options.extent(first), options.extent(last if dots else first)
-    if n < 1 or end < n:
-        raise ValueError
-    while n < end:
-        yield n
-        n *= 2
-    yield end
+        return name.strip() or "batch", found
 
 
 @dataclass(frozen=True)
@@ -139,7 +128,7 @@ def command(asked: SweepOptions) -> None:
             "--plot writes only PNG and SVG files", found=plot, fix="FILE.png or FILE.svg"
         )
     check_ahead(plot)
-    found = run(asked)
+    found = run(asked.run, axes_of(asked), options.prices_of(asked.price))
     if (p := found.nearest) is not None and asked.format not in ("csv", "parquet"):
         files = {target.name: name for target, name in options.named_targets(asked.run)}
         costing = replace(asked.costing, profile=p.profile, settings=())
@@ -189,18 +178,20 @@ def sweep_space(asked: SweepOptions) -> None:
     emit(space_text(space, done, folder, perf_counter() - since), None)
 
 
-def run(asked: SweepOptions) -> SweepAnswers:
-    """Every run that is asked for; a model is loaded at a few of the sizes."""
+def run(
+    asked: options.ModelRun,
+    axes: Mapping[str, tuple[int, ...]],
+    own: Mapping[str, Price] | None = None,
+) -> SweepAnswers:
+    """A run at every choice of sizes; a model is loaded at a few of the sizes."""
     import gpuir
     from gpuir.cli.sizes import SizedModel
     from gpuir.cost.table import find_predictor
     from gpuir.ir.errors import UsageError
     from gpuir.plan.sweep import sweep
 
-    axes = axes_of(asked)
-    named = options.named_targets(asked.run)
+    named = options.named_targets(asked)
     targets = [target for target, _ in named]
-    own = options.prices_of(asked.price)
     names = [asked.loaded.profile(name) for name in options.split_names(asked.costing.profile)]
     profiles = list({gpuir.load_profile(name).name: name for name in names}.values()) or [None]
     how = asked.loading.options(asked.loaded)
