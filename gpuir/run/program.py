@@ -12,6 +12,7 @@ variant. A point that meets those of none makes another.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import count
@@ -53,6 +54,7 @@ class Variant:
     error: GpuirError | None = None
 
 
+LOG = logging.getLogger("gpuir.run.program")
 NOTHING = Graph(Level.kernel, "")
 
 
@@ -219,7 +221,8 @@ class ModelProgram:
             try:
                 kernels = self._lowered(there, device)
                 program = program_of(kernels, device.is_cpu)
-            except GpuirError:
+            except Exception as error:  # what code does not do with sizes, it does with numbers
+                LOG.debug("%s at %s alone: %r", graph.name, point, error)
                 kernels = program = None
         if kernels is None or program is None:
             plain = each_size(graph, lambda x: value(x, point))

@@ -185,8 +185,9 @@ class Sampled:
 
 
 def _between(low: int, high: int) -> int:
-    """A number between that no simple fraction of the ends is."""
-    return low + int(0.618 * (high - low))
+    """A number between, odd where one is: what is rounded up to whole blocks shows there."""
+    middle = low + int(0.618 * (high - low))
+    return middle | 1 if middle | 1 < high else middle
 
 
 def _apart(points: Columns) -> Iterator[NDArray[np.int64]]:

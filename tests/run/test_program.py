@@ -180,3 +180,30 @@ def test_a_step_over_many_ranks():
         assert times.fits[i]
     assert "cannot be split evenly" in times.why[3]
     assert program.at({"batch": 8, "seq": 64}, "dgx-a100").step.time_s == times.latency_s[0]
+
+
+def test_what_takes_no_sizes_gets_numbers(monkeypatch):
+    """A pass that does with a size what only numbers can."""
+    from gpuir.run import program as m
+
+    whole = m.program_of
+
+    def picky(graph, on_cpu=False):
+        if any(type(n) is not int for v in graph.inputs for n in v.type.shape):
+            raise TypeError("no number")
+        return whole(graph, on_cpu)
+
+    monkeypatch.setattr(m, "program_of", picky)
+    program = gpuir.program(ENCODER)
+    assert_points(program, {"batch": [2, 3], "seq": [16, 24]}, "a100", None)
+    assert len(next(iter(program.variants.values()))) == 2
+
+
+def test_blocks_that_are_filled_up_are_no_straight_line():
+    """Ends that are multiples of a block hide it; a size between shows it."""
+    blocks = [gpuir.load(ENCODER, dims={"batch": 2, "seq": 8 * n}) for n in range(1, 10)]
+    made = {n: blocks[-(-n // 8) - 1] for n in range(8, 73)}
+    sampled = Sampled(lambda point: made[point["n"]])
+    for found, places in sampled.graphs({"n": np.arange(8, 73)}):
+        for i in places.tolist():
+            assert found.at({"n": 8 + i}) == made[8 + i]
