@@ -35,6 +35,7 @@ SMALLER = {  # of a page, what is replaced before it runs
         "(40, 58, 80, 116)": "(40, 116)",
         "(72, 110, 150, 220)": "(72, 220)",
     },
+    "heat-map": {'layers": 32': 'layers": 1'},
     "parallel-plan": {
         'layers": 16': 'layers": 1',
         "--cluster 8xdgx-h100": "--cluster dgx-h100",
