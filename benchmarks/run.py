@@ -288,6 +288,33 @@ def best_tiles(count: int = 1000) -> Table:
     return table
 
 
+def many_sizes(most: int = 64) -> Table:
+    """An encoder of twelve layers at all batches up to 64: analyzed one by one, and as a program.
+    The last row is the program's second target."""
+    import numpy as np
+
+    import gpuir
+
+    model, seq = str(Path(__file__).parents[1] / "examples/encoder.onnx"), {"seq": 128}
+    gpuir.analyze(model, "l4", dims={**seq, "batch": 1})  # imports
+    program, batches = gpuir.program(model, dims=seq), {"batch": np.arange(1, most + 1)}
+
+    def one_by_one() -> None:
+        for batch in range(1, most + 1):
+            gpuir.analyze(model, "a100", dims={**seq, "batch": batch})
+
+    seconds = {
+        "one by one": cpu_s(one_by_one),
+        "program": cpu_s(lambda: program.times(batches, "a100")),
+        "program, known": cpu_s(lambda: program.times(batches, "h100-sxm")),
+    }
+    table = Table("an encoder", "sizes", "CPU ms a size", "ratio")
+    for name, s in seconds.items():
+        cells = f"{s / most * 1e3:.2f}", f"{s / seconds['one by one']:.3f}"
+        table.add_row(name, f"{most:,}", *cells)
+    return table
+
+
 def cpu_s(run: Callable[[], object]) -> float:
     begin = time.process_time()
     run()
@@ -335,8 +362,8 @@ def main() -> None:
     console = Console(width=140)
     with tempfile.TemporaryDirectory() as folder:
         ENVIRONMENT["PYTHONPYCACHEPREFIX"] = folder
-        tables = cold_start(runs), imports(runs), memory(runs), scale(), predictions(), best_tiles()
-        for table in tables:
+        measured = cold_start(runs), imports(runs), memory(runs)
+        for table in (*measured, scale(), predictions(), best_tiles(), many_sizes()):
             console.print(table)
 
 
