@@ -162,11 +162,12 @@ def bench(
 
     def model(setup: Setup) -> Graph:
         how: Any = {**setup.options, "dims": setup.dims}
+        stack: dict[str, Any] = {}
         if setup.options.get("train"):  # the backward pass is the stack's
-            how |= {"profile": setup.profile, "tf32": setup.tf32}
-        key = json.dumps(how, default=str, sort_keys=True)
+            stack = {"profile": setup.profile, "tf32": setup.tf32}
+        key = json.dumps({**how, **stack}, default=str, sort_keys=True)
         if key not in models:
-            models[key] = gpuir.load(asked.model, warn=say, **how)
+            models[key] = asked.loading.load(asked.model, asked.loaded, say, how, **stack)
             if asked.loading.strict:
                 refuse_opaque(models[key])
         return models[key]

@@ -117,10 +117,8 @@ def fusions(asked: Explain, warnings: list[str]) -> Report:
     from gpuir.ir.graph import Level
     from gpuir.targets.profile import default_profile
 
-    how = asked.loading.options(asked.loaded)
-    model = gpuir.load(
-        asked.model, warn=warnings.append, **asked.costing.stack(asked.loaded), **how
-    )
+    stack = asked.costing.stack(asked.loaded)
+    model = asked.loading.load(asked.model, asked.loaded, warnings.append, **stack)
     if model.level > Level.graph:
         raise UsageError(
             f"@{model.name} is {model.level.name}: what it fused is no longer told",
@@ -129,8 +127,8 @@ def fusions(asked: Explain, warnings: list[str]) -> Report:
     answers = analyze(asked.run, warnings, model)
     if len(answers) > 1:
         raise UsageError("--fusions takes one target and one profile", found=f"{len(answers)}")
-    stack = gpuir.load_profile(default_profile(model))
-    passes, profile = op_by_op(stack.passes), answers[0].graph.profile
+    usual = gpuir.load_profile(default_profile(model))
+    passes, profile = op_by_op(usual.passes), answers[0].graph.profile
     apart = replace(asked.costing, pipeline=passes, profile=profile, schedule="")
     unfused = analyze(replace(asked.run, costing=apart), warnings, model)
     return fusions_report(answers[0], unfused[0], 15 if asked.top is None else asked.top)

@@ -155,10 +155,8 @@ class _Search:
 
 
 def _loaded(asked: ModelRun, profile: str | None, how: gpuir.LoadOptions) -> gpuir.Graph:
-    import gpuir
-
-    tf32 = asked.costing.tf32
-    return gpuir.load(asked.model, warn=lambda _: None, profile=profile, tf32=tf32, **how)
+    stack = {"profile": profile, "tf32": asked.costing.tf32}
+    return asked.loading.load(asked.model, asked.loaded, lambda _: None, how, **stack)
 
 
 def batch_of(how: Mapping[str, Any]) -> tuple[str, int]:

@@ -235,14 +235,13 @@ class Runner:
         return tuple(replace(x.workload, model=i) for i, x in enumerate(self.asked))
 
     def _graph(self, model: int, profile: str | None) -> Graph:
-        import gpuir
         from gpuir.cli.lowering import once
 
         asked, loading = self.asked[model], self.sharing.loading
         own: dict[str, Any] = {**dict(asked.words), "train": loading.train or asked.train}
-        how = replace(loading.sized(*asked.dims), **own).options(self.sharing.loaded)
-        tf32 = self.sharing.costing.tf32
-        return gpuir.load(asked.source, warn=once(self.warnings), profile=profile, tf32=tf32, **how)
+        loading = replace(loading.sized(*asked.dims), **own)
+        stack: dict[str, Any] = {"profile": profile, "tf32": self.sharing.costing.tf32}
+        return loading.load(asked.source, self.sharing.loaded, once(self.warnings), **stack)
 
     def _lowered(self, model: int, device: str) -> Graph:
         """The kernels of a model on a GPU: its slices have the same."""

@@ -54,7 +54,7 @@ def command(asked: Opt) -> None:
     pipeline = options.pipeline_of(asked.text, asked.loaded)
     stack, after = asked.costing.stack(asked.loaded), asked.print_after
     check_names(after, pipeline)
-    g = gpuir.load(asked.model, warn=warn, **stack, **asked.loading.options(asked.loaded))
+    g = asked.loading.load(asked.model, asked.loaded, warn, **stack)
 
     def watch(p: Pass, g: Graph) -> None:
         if p.name in after or "all" in after:

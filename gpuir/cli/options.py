@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     import gpuir
     from gpuir.cli.modules import Loaded
     from gpuir.cost.table import Predictor
+    from gpuir.ir.graph import Graph
     from gpuir.passes.manager import Pipeline
     from gpuir.run.keeping import ModelCache
     from gpuir.targets.prices import Price
@@ -292,6 +293,22 @@ class LoadingOptions:
         if self.no_cache or watched or loaded.passes or loaded.converters or not cache_path():
             return nullcontext()
         return ModelCache(cache_path())
+
+    def load(
+        self,
+        model: str,
+        loaded: Loaded,
+        warn: Callable[[str], None],
+        how: gpuir.LoadOptions | None = None,
+        **stack: Any,
+    ) -> Graph:
+        """The model with these options, or with `how` in their place, under a stack; from where it
+        is kept, if it was loaded before."""
+        import gpuir
+
+        own = self.options(loaded) if how is None else how
+        with self.kept(loaded) as kept:
+            return (kept or gpuir).load(model, warn=warn, **stack, **own)
 
     @property
     def batch(self) -> int | None:

@@ -255,13 +255,13 @@ class _Graphs:
         self.part = lru_cache(maxsize=4)(self._part)
 
     def _model(self, again: bool) -> Graph:
-        import gpuir
         from gpuir.passes.math import run_under
 
-        how = self.asked.loading.options(self.asked.loaded)
+        asked, say = self.asked, once(self.warnings)
+        how = asked.loading.options(asked.loaded)
         if again:
             how["checkpoint"] = RECOMPUTED
-        g = gpuir.load(self.asked.model, warn=once(self.warnings), **self.stack, **how)
+        g = asked.loading.load(asked.model, asked.loaded, say, how, **self.stack)
         return run_under(g, **self.stack)
 
     def _part(self, again: bool, microbatches: int) -> Graph:

@@ -54,7 +54,7 @@ def check(asked: CheckOptions) -> None:
     name = asked.target or found.target
     device = gpuir.load_target(asked.loaded.target(name))
     stack = asked.costing.stack(asked.loaded)
-    g = gpuir.load(asked.model, warn=warn, **stack, **asked.loading.options(asked.loaded))
+    g = asked.loading.load(asked.model, asked.loaded, warn, **stack)
     if passes := asked.costing.passes(asked.loaded):
         g = passes.run(run_under(g, **stack))
     g = gpuir.strip(gpuir.lower(g, target=asked.loaded.target(name), **stack))

@@ -109,7 +109,7 @@ def _step(asked: Simulate, say: Callable[[str], None]) -> Step:
     parallel = gpuir.Parallel(**degrees, exchange=asked.exchange or "")
     gpuir.load_cluster(asked.cluster)
     stack, predictor = asked.costing.stack(asked.loaded), asked.costing.predicts(asked.loaded)
-    g = gpuir.load(asked.model, warn=say, **stack, **asked.loading.options(asked.loaded))
+    g = asked.loading.load(asked.model, asked.loaded, say, **stack)
     return gpuir.simulate_ranks(
         Microbatch(asked.microbatches).run(g),
         asked.cluster,

@@ -5,7 +5,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, cast
+from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -17,7 +18,6 @@ from gpuir.ir.graph import Graph
 from gpuir.ir.sizes import Columns
 from gpuir.passes.math import run_under
 from gpuir.plan.space.points import ProgramPoints
-from gpuir.run.loading import load
 from gpuir.run.program import ModelProgram
 from gpuir.targets.target import Target
 
@@ -116,13 +116,9 @@ class SizedModel:
 
     def _load(self, point: Point, profile: str | None) -> Graph:
         how = options.with_size(self.loading.options(self.loaded), **point)
-        g = load(
-            self.model,
-            warn=lambda text: self.warn(point, text),
-            profile=profile,
-            tf32=self.costing.tf32,
-            **cast(Any, how),
-        )
+        stack = {"profile": profile, "tf32": self.costing.tf32}
+        say = partial(self.warn, point)
+        g = self.loading.load(self.model, self.loaded, say, how, **stack)
         if self.loading.strict:
             refuse_opaque(g)
         return g

@@ -169,8 +169,7 @@ def launches(asked: Tune, target: Target, warnings: list[str]) -> tuple[Grouping
     if not asked.fusion:
         return None, analyze(whole, warnings)[0].graph
     stack = asked.costing.stack(asked.loaded)
-    how = asked.loading.options(asked.loaded)
-    model = gpuir.load(asked.model, warn=once(warnings), **stack, **how)
+    model = asked.loading.load(asked.model, asked.loaded, once(warnings), **stack)
     if model.level > Level.graph:
         raise UsageError(
             f"@{model.name} is {model.level.name} already: its ops are grouped",

@@ -141,6 +141,32 @@ def test_the_answer_is_the_same(more: tuple[str, ...], loads: list[str]):
     assert not loads
 
 
+@pytest.mark.parametrize(
+    "command",
+    [
+        "explain {m} /encoder/layer.0/attention/self/Softmax",
+        "explain {m} --fusions",
+        "sweep {m} --batch 2,4,8,16 --dims seq=16 --target a100,b200",
+        "largest {m} --dim batch --dims seq=16",
+        "diff {m} {m} --dims batch=2,seq=16 --profile ort",
+        "advise {m} --dims batch=2,seq=16",
+        "opt {m} --dims batch=2,seq=16 --pipeline canonicalize",
+    ],
+)
+def test_other_commands_say_the_same(command: str, loads: list[str]):
+    args = [ENCODER if x == "{m}" else x for x in command.split()]
+    if "explain" in args:
+        args += SIZES
+    args += [] if "sweep" in args or "opt" in args else ["--target", "a100"]
+    plain = run(*args, "--no-cache")
+    assert run(*args).stdout == plain.stdout
+    assert loads
+    loads.clear()
+    again = run(*args)
+    assert (again.stdout, again.stderr) == (plain.stdout, plain.stderr)
+    assert not loads
+
+
 def test_what_decides_how_a_model_is_loaded_is_part_of_the_key(loads: list[str]):
     analyze(ENCODER)
     for more in (
