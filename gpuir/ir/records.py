@@ -92,7 +92,7 @@ class _Entries:
             return self.row(name, (x.value,))
         if issubclass(kind, tuple):
             return self.row(name, x)
-        return self.row(name, [getattr(x, f.name) for f in fields(kind)])
+        return self.row(name, [getattr(x, name) for name in _names(kind)])
 
     def row(self, name: str, parts: Any) -> int:
         kind = self.kinds.setdefault(name, len(self.kinds))
@@ -113,6 +113,11 @@ def _is_record(kind: type[Any]) -> bool:
         return all(f.init and not f.kw_only for f in fields(kind)) and _is_frozen(kind)
     named: Any = kind
     return issubclass(kind, Enum) or (issubclass(kind, tuple) and hasattr(named, "_fields"))
+
+
+@cache
+def _names(kind: type[Any]) -> tuple[str, ...]:
+    return tuple(f.name for f in fields(kind))
 
 
 def _is_frozen(kind: Any) -> bool:
