@@ -403,3 +403,15 @@ def test_no_file_that_was_read_is_overwritten(tmp_path: Path):
     analyze("model.onnx")
     done = run("analyze", "model.onnx", *SIZES, "--target", "a100", "-o", "model.onnx", status=2)
     assert "also an input" in done.stderr
+
+
+def test_a_sweep_and_a_search_load_once(loads: list[str]):
+    sweep = ("sweep", ENCODER, "--target", "a100", "--batch", "1..64", "--dims", "seq=16")
+    found = run(*sweep).stdout
+    first = len(loads)
+    assert 0 < first < 7
+    assert run(*sweep).stdout == found and len(loads) == first
+    search = ("largest", ENCODER, "--target", "a100", "--dim", "batch", "--dims", "seq=16")
+    found = run(*search).stdout
+    first = len(loads)
+    assert run(*search).stdout == found and len(loads) == first
