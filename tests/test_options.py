@@ -473,6 +473,26 @@ case("analyze", "dims", partial(gpuir.analyze, SYMBOLIC, "a100", dims={"n": 4}),
      partial(gpuir.analyze, SYMBOLIC, "a100", dims={"n": 8}))  # fmt: skip
 
 
+SMALL = str(Path(__file__).parent / "small_encoder.onnx")
+
+
+def at_points(model: str = SMALL, target: str = "a100", **given: Any) -> list[float]:
+    sizes = {"n": [4]} if model == SYMBOLIC else {"batch": [2, 4]}
+    return gpuir.program(model, **given).times(sizes, target).latency_s.tolist()
+
+
+SHORT, LONG = {"dims": {"seq": 16}}, {"dims": {"seq": 64}}
+TWO_RANKS = partial(at_points, target="dgx-a100", **SHORT)
+case("program", "model", partial(at_points, SYMBOLIC), partial(at_points, **SHORT))
+case("program", "profile", partial(at_points, **SHORT),
+     partial(at_points, profile="tensorrt", **SHORT))  # fmt: skip
+case("program", "tf32", partial(at_points, tf32=True, **SHORT),
+     partial(at_points, tf32=False, **SHORT))  # fmt: skip
+case("program", "plan", partial(TWO_RANKS, plan=gpuir.Parallel(dp=2)),
+     partial(TWO_RANKS, plan=gpuir.Parallel(tp=2)))  # fmt: skip
+case("program", "**options", partial(at_points, **SHORT), partial(at_points, **LONG))
+
+
 ALL_REDUCE = {"kind": "all_reduce", "nbytes": 1 << 24, "cluster": "dgx-h100"}
 differ("collective", ALL_REDUCE, kind="all_gather", nbytes=1 << 20, cluster="dgx-a100", ranks=4)
 differ("collective", ALL_REDUCE, dtype="i8", library="vllm", mode="kernel_trace")

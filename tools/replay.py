@@ -190,7 +190,7 @@ def serve(tree: Path, folder: Path, jobs: int) -> None:
 
 
 def _begin(tree: str, folder: str) -> None:
-    os.environ.update(COLUMNS="80", OPENBLAS_NUM_THREADS="1")
+    os.environ.update(COLUMNS="80", OPENBLAS_NUM_THREADS="1", GPUIR_NO_CACHE="1")
     os.chdir(folder)
     sys.path.insert(0, tree)
 
