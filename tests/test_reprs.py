@@ -51,6 +51,8 @@ MADE: dict[str, Callable[[], Any]] = {
     "parse": lambda: gpuir.parse(gpuir.show(costed())),
     "parse_schedule": lambda: gpuir.parse_schedule(gpuir.show(gpuir.extract(costed()))),
     "pipeline": lambda: pipeline(gpuir.load_profile("compiled").passes),
+    "program": lambda: gpuir.program(ENCODER),
+    "PointTimes": lambda: gpuir.program(ENCODER, dims={"seq": 128}).times({"batch": [2]}, "a100"),
     "predict": lambda: gpuir.predict(gemm(), gpuir.candidates(gemm())),
     "search": lambda: gpuir.search(gemm()),
     "simulate_ranks": lambda: gpuir.simulate_ranks(model(), "dgx-a100", gpuir.Parallel(tp=2)),
@@ -67,7 +69,7 @@ MADE: dict[str, Callable[[], Any]] = {
 TEXT = {"cluster_names", "host_names", "profile_names", "show", "target_names"}
 BY_A_FUNCTION = {
     *("Cluster", "Graph", "HostMachine", "Kernel", "Memory", "Pipeline", "Predictions"),
-    *("Profile", "Schedule", "Step", "Answer", "Target", "Tiles", "Timeline"),
+    *("ModelProgram", "Profile", "Schedule", "Step", "Answer", "Target", "Tiles", "Timeline"),
 }
 NO_RECORD = {"GpuirError", "LoadOptions", "Pass"}
 

@@ -234,18 +234,13 @@ class Batch:
             size += len(new) * x.points
             flops = np.full(x.points, value(x.kernel.flops, x.at), float)
             groups.setdefault((x.kernel.habit, len(parts)), []).append((own, parts, flops))
-        replaced = tuple(
-            Replaced(
-                habit,
-                np.concatenate([own for own, _, _ in some]),
-                np.concatenate([np.reshape(parts, (n, -1)) for _, parts, _ in some], axis=1).astype(
-                    int
-                ),
-                np.concatenate([flops for _, _, flops in some]),
-            )
-            for (habit, n), some in groups.items()
-        )
-        return Batch(count, size, tuple(_groups(works)), replaced)
+        replaced: list[Replaced] = []
+        for (habit, n), some in groups.items():
+            places = np.concatenate([own for own, _, _ in some])
+            parts = [np.reshape(parts, (n, len(own))).astype(int) for own, parts, _ in some]
+            flops = np.concatenate([flops for _, _, flops in some])
+            replaced.append(Replaced(habit, places, np.concatenate(parts, axis=1), flops))
+        return Batch(count, size, tuple(_groups(works)), tuple(replaced))
 
     def on(self, target: Target) -> Costs:
         """What each costs there."""

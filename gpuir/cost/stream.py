@@ -51,7 +51,9 @@ def seconds(s: Sheet, work: Work, tiles: Tiles, target: Target, p: Mapping[str, 
     nest = cut(work, tiles, s)
     block = library_block(nest, target, s)
     residents(s, nest, target, block)
-    memory = _memory_s(s, nest, target, p)
+    again = missed(s, work, target)
+    more = scattered(s, work, tiles)
+    memory = memory_s(s, work.nbytes, nest.blocks, target, p, more=more, again=again)
     clock_hz = sustained_hz(s, target, p)
     compute = lanes_s(s, work.lane_ops, clock_hz, target, p)
     busy = 0.0
@@ -153,22 +155,29 @@ def joined(s: Sheet, terms: Terms, busy: Number, q: Number) -> Terms:
     return Terms(compute, memory, total - s.xp.maximum(compute, memory) + terms.latency)
 
 
-def _memory_s(s: Sheet, nest: TiledNest, target: Target, p: Mapping[str, Number]) -> Number:
-    """Seconds for the operands from DRAM, less what the L2 still holds of them, and for what it did
-    not keep; and through the L2, where some are read again.
+def memory_s(
+    s: Sheet,
+    nbytes: Number,
+    blocks: Number,
+    target: Target,
+    p: Mapping[str, Number],
+    *,
+    more: Number = 0.0,
+    again: Number = 0.0,
+) -> Number:
+    """Seconds for `nbytes` from DRAM, less what the L2 still holds of them, and `again` bytes that
+    it did not keep; and through the L2, `more` there.
 
     What ran before left the operands in the L2 as far as they fit: nearly all of those much
     smaller, nearly none of those larger.
     """
-    xp, nbytes = s.xp, nest.work.nbytes
-    again = missed(s, nest.work, target)
-    more = scattered(s, nest.work, nest.tiles)
+    xp = s.xp
     room = kept_bytes(target) * p["l2 keeps"]
     kept = s.put("found in the l2", 1 / (1 + (nbytes / room) ** p["l2 edge"]))
     dram_bytes = s.put("dram bytes", nbytes * (1 - kept) + again, "bytes")
     dram_rate = s.put("dram rate", target.dram_bytes_per_s * dram_share(target, p), "bytes/s")
     dram_s = s.put("dram time", dram_bytes / dram_rate, "s")
-    l2_rate = s.put("l2 rate", drawn(s, nest.blocks, target, p), "bytes/s")
+    l2_rate = s.put("l2 rate", drawn(s, blocks, target, p), "bytes/s")
     l2_s = s.put("l2 time", s.put("l2 bytes", nbytes + more, "bytes") / l2_rate, "s")
     return xp.maximum(dram_s, l2_s)
 

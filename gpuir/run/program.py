@@ -58,7 +58,7 @@ LOG = logging.getLogger("gpuir.run.program")
 NOTHING = Graph(Level.kernel, "")
 
 
-@dataclass
+@dataclass(repr=False)
 class ModelProgram:
     """A model under a software stack, as a function of its sizes."""
 
@@ -72,6 +72,11 @@ class ModelProgram:
     variants: dict[tuple[int, str], list[Variant]] = field(
         default_factory=dict[tuple[int, str], list[Variant]]
     )
+
+    def __repr__(self) -> str:
+        model = self.model if isinstance(self.model, str) else type(self.model).__name__
+        stack = "its own stack" if self.profile is None else fspath(self.profile)
+        return f"<ModelProgram of {model} under {stack}>"
 
     def times(self, points: Mapping[str, ArrayLike], target: str) -> PointTimes:
         """Seconds, their intervals and bytes at many points, as `analyze` has them at each.

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import gpuir
-from gpuir.cost.lookup import between, classes_of, drawn
+from gpuir.cost.lookup import between, classes_of, rows_missed, rows_named
 from gpuir.ir.errors import ModelError
 from gpuir.ops.spread import UNIFORM, Spread, parse_spread
 
@@ -24,6 +24,12 @@ shares = st.lists(st.floats(0.01, 1.0), min_size=1, max_size=6).map(
     )
 )
 spreads = st.one_of(exponents.map(Spread), shares)
+
+
+def drawn(spread, lookups, rows):
+    """The rows that lookups name, and the misses beyond the first of each."""
+    how = str(spread), lookups, rows
+    return rows_named(*how), rows_missed(*how)
 
 
 @given(spreads, sizes, sizes)

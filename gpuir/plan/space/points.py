@@ -31,7 +31,7 @@ Ints = NDArray[np.int64]
 COLUMNS = ("latency_s", "low_s", "high_s", "peak_bytes", "available_bytes", "why")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class PointTimes:
     """What a model comes to at points, an element each: seconds, between what 80 % of measurements
     are expected (`low_s`, `high_s`), and bytes. `why` says of a point why there is no latency,
@@ -45,6 +45,11 @@ class PointTimes:
     why: NDArray[np.object_]
     memory: tuple[PointsMemory | ReservedBytes, ...] = field(default=(), repr=False)
     which: Ints | None = field(default=None, repr=False)
+
+    def __repr__(self) -> str:
+        ran = self.latency_s[~np.isnan(self.latency_s)]
+        span = f"{ran.min():.4g} to {ran.max():.4g} s" if ran.size else "none has a latency"
+        return f"<PointTimes: {len(self.latency_s):,} points, {span}>"
 
     @cached_property
     def reserved_bytes(self) -> Ints:
