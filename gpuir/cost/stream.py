@@ -16,7 +16,6 @@ from gpuir.cost.data import of_isa, table
 from gpuir.cost.family import Family, Terms
 from gpuir.cost.nest import (
     FULL_REGISTERS,
-    TiledNest,
     Tiles,
     cut,
     held,
