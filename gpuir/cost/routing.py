@@ -3,6 +3,7 @@ of; and the work that it comes to."""
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
@@ -11,7 +12,7 @@ import numpy as np
 
 from gpuir.cost.sheet import Number
 from gpuir.cost.work import Detail, Operand, Work
-from gpuir.ir.sizes import is_size, of_sizes
+from gpuir.ir.sizes import is_size, of_sizes, pinned
 from gpuir.ir.types import DType, f4e2m1, i4, u4
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
@@ -53,9 +54,9 @@ def shares(tokens: Number, topk: Number, experts: Number, ranks: Number, skew: N
     law of exponent `skew` between one row and four fifths of the tokens, as the measurements have
     it (ai-dynamo/aiconfigurator, collector/helper.py); an expert gets a token once at most.
     """
-    given = tokens, topk, experts, ranks, skew
-    if any(map(is_size, given)):
-        rows, active, touched, *tiles = (_share(i, *given) for i in range(3 + len(ROWS)))
+    if is_size(tokens):
+        how = json.dumps([pinned(n) for n in (topk, experts, ranks, skew)])
+        rows, active, touched, *tiles = (_share(i, tokens, how) for i in range(3 + len(ROWS)))
         return Shares(rows, active, touched, tuple(tiles))
     columns = np.broadcast_arrays(*(np.asarray(n, float) for n in (tokens, topk, experts, ranks)))
     skews = np.broadcast_to(np.asarray(skew, float), columns[0].shape)
@@ -72,14 +73,15 @@ def shares(tokens: Number, topk: Number, experts: Number, ranks: Number, skew: N
 
 
 @of_sizes
-def _share(part: Number, *given: Number) -> float:
+def _share(part: int, tokens: Number, how: str) -> float:
     """A part of how the busiest rank's experts share the rows: the first three, and the tiles."""
-    return _parts(*given)[int(part)]
+    return _shared(tokens, how)[int(part)]
 
 
 @lru_cache(maxsize=4096)
-def _parts(*given: Number) -> tuple[float, ...]:
-    x = shares(*given)
+def _shared(tokens: Number, how: str) -> tuple[float, ...]:
+    topk, experts, ranks, skew = json.loads(how)
+    x = shares(tokens, topk, experts, ranks, skew)
     return tuple(float(n) for n in (x.rows, x.active, x.touched, *x.tiles))
 
 
