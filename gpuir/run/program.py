@@ -83,15 +83,20 @@ class ModelProgram:
 
         `points` gives a number or an array of numbers for each size, by the names that `dims` has,
         or `past`; they broadcast against one another, and the results have an element a point, in
-        order (raveled). `target` is a name or a path, or either with numbers changed; of a program
-        with a plan, that of a cluster, and the numbers are those of a step of all ranks.
+        order (raveled). `why` says of a point why there are none; where the model takes no point at
+        all, its error is raised. `target` is a name or a path, or either with numbers changed; of a
+        program with a plan, that of a cluster, and the numbers are those of a step of all ranks.
         """
         if self.plan is not None:
             return self._steps(points, target, self.plan)
         device = load_target(target)
         columns = _columns(points)
         own, which = distinct(columns, tuple(columns))
-        asked = [x for _, x in self.kernels_at(own, device)]
+        made = list(self.kernels_at(own, device))
+        errors = [x for x, _ in made if isinstance(x, GpuirError)]
+        if errors and len(errors) == len(made):
+            raise errors[0]
+        asked = [x for _, x in made]
         return times(asked, len(next(iter(own.values()))), device).take(which)
 
     def at(self, point: Mapping[str, int], target: str) -> Answer:
@@ -160,6 +165,7 @@ class ModelProgram:
 
     def _steps(self, points: Mapping[str, Any], cluster: str, plan: Parallel) -> PointTimes:
         """Steps of all ranks, one by one."""
+        errors: list[GpuirError] = []
         columns = _columns(points)
         own, which = distinct(columns, tuple(columns))
         found = PointTimes.room(len(next(iter(own.values()))))
@@ -169,12 +175,15 @@ class ModelProgram:
                 try:
                     x = self._step(graph, own, i, cluster, plan)
                 except GpuirError as error:
+                    errors.append(error)
                     found.why[i] = reason(error)
                     continue
                 found.latency_s[i] = x.latency_s
                 found.low_s[i], found.high_s[i] = x.interval or (np.nan, np.nan)
                 found.peak_bytes[i] = reserved[i] = x.reserved_bytes
                 found.available_bytes[i] = x.available_bytes or 0
+        if errors and len(errors) == len(found.why):
+            raise errors[0]
         memory = (ReservedBytes(np.arange(len(reserved)), reserved),)
         return replace(found, memory=memory).take(which)
 

@@ -207,3 +207,12 @@ def test_blocks_that_are_filled_up_are_no_straight_line():
     for found, places in sampled.graphs({"n": np.arange(8, 73)}):
         for i in places.tolist():
             assert found.at({"n": 8 + i}) == made[8 + i]
+
+
+def test_a_model_that_takes_no_point_says_so():
+    with pytest.raises(GpuirError, match=r"none\.onnx"):
+        gpuir.program("none.onnx").times({"batch": [1, 2]}, "a100")
+    with pytest.raises(GpuirError, match="no such dimension"):
+        gpuir.program(ENCODER).times({"bach": [1, 2], "seq": 16}, "a100")
+    with pytest.raises(GpuirError, match="a100"):
+        gpuir.program(ENCODER, plan=gpuir.Parallel(tp=2)).times({"batch": 4, "seq": 16}, "a100")
