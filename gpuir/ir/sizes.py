@@ -498,12 +498,16 @@ def _quotient(a: Any, b: Any) -> Any:
 
 
 def _parts(p: Poly, by: int) -> Poly:
-    """p // by: what divides evenly comes out of it, and parts of parts are parts of the whole."""
+    """p // by: what divides evenly comes out of it, parts of parts are parts of the whole, and of
+    what is all negative, they are those of the rest, filled up."""
     outside = {m: n // by for m, n in p.items() if (n // by if m == ONE else n % by == 0)}
     rest = {m: left for m, n in p.items() if (left := n - by * outside.get(m, 0))}
     if not rest.keys() - {ONE}:
         return _sum(outside, _constant(rest.get(ONE, 0) // by), 1)
-    if (inner := _inner(rest)) is not None:
+    if by > 0 and all(n < 0 for m, n in rest.items() if m):
+        up = _sum(_constant(by - 1), rest, -1)
+        return _sum(outside, _parts(up, by), -1)
+    if by > 0 and (inner := _inner(rest)) is not None:
         found, parts = inner
         found = _sum(found, _constant(parts * rest.get(ONE, 0)), 1)
         return _sum(outside, _parts(found, parts * by), 1)
@@ -547,22 +551,36 @@ def _relation(a: Size, b: Any, relation: Literal["==", "<", ">"]) -> bool:
         return bool(found)
     p = _poly(b) or {}
     d = _sum(p, a.poly, -1) if relation == ">" else _sum(a.poly, p, -1)
-    least, factors = d.get(ONE, 0), [n for m, n in d.items() if m]
-    if not factors or _is_decided(relation, least, factors):
+    if not d.keys() - {ONE} or _is_decided(relation, d):
         return bool(found)
     _recordings[-1].found["==" if relation == "==" else "<", tuple(d.items())] = bool(found)
     return bool(found)
 
 
-def _is_decided(relation: str, least: Any, factors: Sequence[Any]) -> bool:
-    """Whether signs, or divisors, of a polynomial's factors say how it is to 0: all atoms are whole
-    numbers of 0 or more, but for fractions, of which signs alone count."""
-    rises, falls = all(n > 0 for n in factors), all(n < 0 for n in factors)
+def _is_decided(relation: str, d: Poly) -> bool:
+    """Whether a polynomial is in relation to 0, or is not, wherever symbols are: by its divisors
+    where all of it is whole, and by its signs where its atoms have none."""
+    least, terms = d.get(ONE, 0), [(m, n) for m, n in d.items() if m]
+    factors = [n for _, n in terms]
+    signed = not all(_is_positive(atom) for m, _ in terms for atom in m)
+    rises = not signed and all(n > 0 for n in factors)
+    falls = not signed and all(n < 0 for n in factors)
     if relation == "==":
         ints = all(isinstance(n, int) for n in (least, *factors))
-        never = ints and least % gcd(*factors) != 0
+        are_whole = ints and all(_is_whole(m, n) for m, n in terms)
+        never = are_whole and least % gcd(*factors) != 0
         return never or (rises and least > 0) or (falls and least < 0)
     return (rises and least >= 0) or (falls and least < 0)
+
+
+def _is_positive(atom: Atom) -> bool:
+    """Whether an atom is known to be 0 or more: a symbol is, and parts of sums of such."""
+    if isinstance(atom, str):
+        return True
+    if atom[0] == "()":
+        return False
+    inside = atom[2:] if atom[0] == "%" else atom[1:]  # a remainder has the sign of what divides
+    return all(n > 0 and all(map(_is_positive, m)) for key in inside for m, n in key)
 
 
 # ---- at other points ---------------------------------------------------------------------------

@@ -27,6 +27,13 @@ from gpuir.ir.sizes import (
 
 NUMBERS = st.integers(0, 300)
 POINTS = st.fixed_dictionaries({"a": NUMBERS, "b": NUMBERS})
+
+
+@of_sizes
+def less(n: float) -> float:
+    return 50.0 - n
+
+
 STEPS = {
     "add": lambda x, y: x + y,
     "sub": lambda x, y: x - y,
@@ -108,6 +115,34 @@ def test_parts_of_parts_are_parts():
         assert (n // 4 - 2) // 2 + 1 == n // 8
         assert math.ceil(2.0 * n) == 2 * n
         assert 6.0 * n * n / (2 * n) == 3 * n
+    assert recording.conditions() == Conditions()
+
+
+@pytest.mark.parametrize(
+    ("found", "here", "there"),
+    [
+        (lambda n: -(-n // 8) == 1, 8, 9),
+        (lambda n: -(-n // 8) > 1, 8, 9),
+        (lambda n: n // -8 < -1, 8, 9),
+        (lambda n: (n - 20) // 3 == -4, 8, 12),
+        (lambda n: (n - 20) // 3 < 0, 8, 20),
+        (lambda n: 2 * (n / (n + 3)) == 1, 3, 4),
+        (lambda n: less(n) > 0, 8, 60),
+    ],
+)
+def test_what_may_be_below_zero_is_a_condition(found, here, there):
+    with recorded() as recording:
+        held = found(Size.symbol("n", here))
+    assert found(there) != held
+    hold = recording.conditions().hold({"n": np.array([here, there])})
+    assert hold.tolist() == [True, False]
+
+
+def test_filled_up_is_one_expression():
+    with recorded() as recording:
+        n = Size.symbol("n", 12)
+        assert -(-n // 8) == (n + 7) // 8
+        assert -(-n // 8) >= 0
     assert recording.conditions() == Conditions()
 
 
