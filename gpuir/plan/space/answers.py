@@ -194,7 +194,7 @@ def _runs(
 ) -> Iterator[Answer]:
     """On each device, without its memory."""
     own = program.launches.host(profile, targets[0])
-    if program.launches.is_straight and own.streams == 1:
+    if is_straight(program, own):
         yield from _together(program, own, targets, costs)
         return
     for i, target in enumerate(targets):
@@ -202,6 +202,11 @@ def _runs(
             yield alone(program, own, target, {name: n[:, i : i + 1] for name, n in costs.items()})
         except GpuirError as error:
             yield none(program, " ".join(str(error).split()))
+
+
+def is_straight(program: Program, profile: Profile) -> bool:
+    """Whether what comes next is the same whatever the numbers."""
+    return program.launches.is_straight and profile.streams == 1
 
 
 @dataclass(frozen=True)

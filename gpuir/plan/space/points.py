@@ -12,11 +12,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpuir.cost.batch import BOUNDS, Batch, KernelRows
-from gpuir.cost.habits import Kernel
 from gpuir.cost.host import Hosted, host_cost
 from gpuir.ir.errors import GpuirError
+from gpuir.ir.lazy import once
 from gpuir.ir.sizes import Columns, by_form, each_size, symbols, value
-from gpuir.plan.space.answers import PARTS, RunColumns, alone, none, side_by_side, told
+from gpuir.plan.space.answers import PARTS, RunColumns, alone, is_straight, none, side_by_side, told
 from gpuir.plan.space.program import Program
 from gpuir.report.answer import Answer, unfit
 from gpuir.simulate.layout import FIXED, POOL, Allocation, MemoryLayout
@@ -95,23 +95,25 @@ class StorageKinds:
     which: Ints
     held: Ints
 
-    @staticmethod
-    def of(layout: MemoryLayout) -> StorageKinds:
-        places: dict[Hashable, int] = {}
-        first: list[Allocation] = []
-        which = np.empty(len(layout.storages), np.int64)
-        with by_form():
-            for i, x in enumerate(layout.storages):
-                key = (x.bytes, x.each, x.kernel if x.each or x.kernel == POOL else FIXED)
-                which[i] = places.setdefault(key, len(places))
-                if which[i] == len(first):
-                    first.append(x)
-        events = np.array(layout.events, np.int64)
-        kinds = which[np.where(events < 0, ~events, events)]
-        steps = np.zeros((len(events) + 1, len(first)), np.int64)
-        steps[np.arange(1, len(events) + 1), kinds] = np.where(events < 0, -1, 1)
-        held = np.unique(steps.cumsum(axis=0)[list(layout.tops)], axis=0)
-        return StorageKinds(tuple(first), which, held)
+
+@once
+def kinds_of(layout: MemoryLayout) -> StorageKinds:
+    """The storages of a layout by kind."""
+    places: dict[Hashable, int] = {}
+    first: list[Allocation] = []
+    which = np.empty(len(layout.storages), np.int64)
+    with by_form():
+        for i, x in enumerate(layout.storages):
+            key = (x.bytes, x.each, x.kernel if x.each or x.kernel == POOL else FIXED)
+            which[i] = places.setdefault(key, len(places))
+            if which[i] == len(first):
+                first.append(x)
+    events = np.array(layout.events, np.int64)
+    kinds = which[np.where(events < 0, ~events, events)]
+    steps = np.zeros((len(events) + 1, len(first)), np.int64)
+    steps[np.arange(1, len(events) + 1), kinds] = np.where(events < 0, -1, 1)
+    held = np.unique(steps.cumsum(axis=0)[list(layout.tops)], axis=0)
+    return StorageKinds(tuple(first), which, held)
 
 
 @dataclass(frozen=True)
@@ -220,7 +222,7 @@ def _write(
     """Writes what a program comes to at its points."""
     places, own = x.places, x.program.launches.host(profile, target)
     ends, why = np.full((3, len(places)), np.nan), np.full(len(places), "", object)
-    if _is_straight(x.program, own):
+    if is_straight(x.program, own):
         ran = _beside(x, own, costs, target)
         ends[: 1 if ran.is_empty else 3] = ran.ends[: 1 if ran.is_empty else 3]
     else:
@@ -245,7 +247,7 @@ def _answers(
 ) -> Iterator[Answer]:
     """What a program comes to at each of its points."""
     own, available = x.program.launches.host(profile, target), available_bytes(target)
-    if _is_straight(x.program, own):
+    if is_straight(x.program, own):
         names = [target.name] * len(x.places)
         runs = told(x.program, own, names, costs.parts, _beside(x, own, costs, target))
     else:
@@ -264,11 +266,6 @@ def _answers(
             available_bytes=available,
             why=unfit(reserved, available),
         )
-
-
-def _is_straight(program: Program, own: Profile) -> bool:
-    """Whether what comes next is the same whatever the numbers."""
-    return program.launches.is_straight and own.streams == 1
 
 
 def _beside(x: ProgramPoints, own: Profile, costs: PointCosts, target: Target) -> RunColumns:
@@ -305,8 +302,8 @@ def _costs(able: Able, target: Target) -> Iterator[PointCosts]:
     rows: list[KernelRows] = []
     which: list[Ints] = []
     for x, _ in able:
-        for kernel in x.program.works:
-            own, inverse = distinct(x.points, _symbols(kernel))
+        for kernel, names in zip(x.program.works, _symbols(x.program), strict=True):
+            own, inverse = distinct(x.points, names)
             rows.append(KernelRows(kernel, len(next(iter(own.values()), (0,))), own))
             which.append(inverse)
     first = [0, *accumulate(x.points for x in rows)]
@@ -337,15 +334,20 @@ def _hosted(
         yield cost.time_s, low_s, high_s, BOUNDS.index(cost.bound), 1
 
 
-def _symbols(kernel: Kernel) -> tuple[str, ...]:
-    found: set[str] = set()
+@once
+def _symbols(program: Program) -> tuple[tuple[str, ...], ...]:
+    """Those that each kernel has."""
+    every: list[tuple[str, ...]] = []
+    for kernel in program.works:
+        found: set[str] = set()
 
-    def note(x: Any) -> Any:
-        found.update(symbols(x))
-        return x
+        def note(x: Any, found: set[str] = found) -> Any:
+            found.update(symbols(x))
+            return x
 
-    each_size(kernel, note)
-    return tuple(sorted(found))
+        each_size(kernel, note)
+        every.append(tuple(sorted(found)))
+    return tuple(every)
 
 
 def distinct(points: Columns, names: Sequence[str]) -> tuple[Columns, Ints]:
@@ -362,7 +364,7 @@ def distinct(points: Columns, names: Sequence[str]) -> tuple[Columns, Ints]:
 def _memory(x: ProgramPoints, profile: Profile, splits: Any, target: Target) -> PointsMemory:
     layout = x.program.layout
     kept, available = room(profile, target)
-    kinds = StorageKinds.of(layout)
+    kinds = kinds_of(layout)
     sizes = np.empty((len(kinds.first), len(x.places)), np.int64)
     known: dict[Any, Any] = {}
     for row, storage in zip(sizes, kinds.first, strict=True):
