@@ -12,7 +12,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any, ClassVar, Self, cast
 
 from gpuir.ir.door import CALLED, FLAG, holds, many, of_type, takes
-from gpuir.ir.errors import PluginError, UsageError, VerifyError
+from gpuir.ir.errors import GpuirError, PluginError, UsageError, VerifyError
 from gpuir.ir.graph import GRAPH, Graph, Level
 from gpuir.ir.verify import verify
 from gpuir.plugins import blamed, is_ours
@@ -156,15 +156,28 @@ class Pipeline:
 
     @takes(g=GRAPH, verify_each=FLAG, watch=CALLED)
     def run(self, g: Graph, verify_each: bool = True, watch: Watch | None = None) -> Graph:
-        """The graph through every pass; `watch` sees it after each. Verified at the door, and
-        after each pass when `verify_each`, so that an error names the pass that made it. The logger
+        """The graph through every pass; `watch` sees it after each. Verified at the door, and with
+        `verify_each` so that an error names the pass that made it: after the passes of plug-ins,
+        and at the end. If that finds a fault, all passes run again, each verified. The logger
         `gpuir.passes` gets a line a pass, at level DEBUG."""
         verify(g)
+        if verify_each and watch is None:
+            try:
+                made = self._run(g, None, is_ours)
+                verify(made)
+                return made
+            except Exception as error:
+                if isinstance(error, GpuirError) and not isinstance(error, VerifyError):
+                    raise  # what it says is of the model, not of a pass
+        return self._run(g, watch, lambda _: not verify_each)
+
+    def _run(self, g: Graph, watch: Watch | None, trusted: Callable[[Pass], bool]) -> Graph:
+        """The graph through every pass, verified after those that are not trusted."""
         for p in self.passes:
             if p.takes not in (None, g.level):
                 _wrong_level(p, g.level, f"@{g.name} has the level {g.level.name}")
             before, since = g, perf_counter()
-            g = _made(p, g, verify_each)
+            g = _made(p, g, not trusted(p))
             if LOG.isEnabledFor(logging.DEBUG):
                 counts = (sum(1 for _ in made.walk()) for made in (before, g))
                 LOG.debug(f"%8.3f s  {p}: %s nodes to %s", perf_counter() - since, *counts)

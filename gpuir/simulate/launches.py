@@ -253,9 +253,10 @@ def written_out(found: Iterable[Found], name: str = "") -> Iterator[Launch]:
     made: list[tuple[int, ...]] = []  # launches that what an item makes comes from
     count, computed = 0, -1  # launches, the last kernel of them
     for x in found:
-        after = tuple(range(count))
         if isinstance(x, Launch):
             after = tuple(dict.fromkeys(i for place in x.after for i in made[place]))
+        else:
+            after = tuple(range(count))
         for launch in _flat((x,)):
             if launch.group and computed >= 0:
                 after = tuple(dict.fromkeys((*after, computed)))
