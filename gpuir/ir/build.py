@@ -72,7 +72,7 @@ class Builder:
         self._inputs: list[Value] = []
         self._params: list[Value] = []
         self.names = names or NameTable()
-        self._producers: dict[Value, Node] = {}
+        self._producers: dict[str, Node] = {}
 
     def inherit(self, graph: Graph) -> None:
         """Takes over what another graph says of itself: its roles, what its outputs take over, what
@@ -137,11 +137,11 @@ class Builder:
     def _append(self, node: Node) -> None:
         self.nodes.append(node)
         for value in node.results:
-            self._producers[value] = node
+            self._producers[value.name] = node
 
     def producer(self, value: Value) -> Op | None:
         """The op that gives `value`; None for an input or param."""
-        node = self._producers.get(value)
+        node = self._producers.get(value.name)
         return None if node is None else node.op
 
     def __call__(self, op: Op, name: str = "") -> Value:
@@ -156,9 +156,10 @@ class Builder:
 
     def put(self, node: Node) -> None:
         """Appends a node as it is; its result names must be free."""
+        self.nodes.append(node)
         for value in node.results:
             self.names.taken.add(value.name)
-        self._append(node)
+            self._producers[value.name] = node
 
     def rename(self, start: int, names: Mapping[Value, Value]) -> None:
         """Replaces values defined by the nodes from `start` on, and their uses there."""
@@ -166,7 +167,7 @@ class Builder:
             node = self.nodes[i]
             results = tuple(names.get(v, v) for v in node.results)
             self.nodes[i] = replace(node, op=node.op.substitute(names), results=results)
-            self._producers.update((v, self.nodes[i]) for v in results)
+            self._producers.update((v.name, self.nodes[i]) for v in results)
 
     def finish(self, outputs: Iterable[Value], over: Iterable[Value | None] | None = None) -> Graph:
         """The graph. `over` is as in `Graph`, but may end early; when not given it is that of the

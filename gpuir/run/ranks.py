@@ -22,7 +22,7 @@ from gpuir.ir.verify import verify
 from gpuir.ops.kernel import Collective
 from gpuir.passes.accumulate import additions
 from gpuir.passes.bucket import Bucket
-from gpuir.passes.manager import Pass, Pipeline
+from gpuir.passes.manager import Pass
 from gpuir.passes.math import run_under
 from gpuir.passes.partition.balance import Weigh, longest_of, paced, roofline_s
 from gpuir.passes.partition.partition import PartGraphs, Partition, partition
@@ -138,7 +138,7 @@ class SharedByPlans:
         for i, made in enumerate(passes, 1):
             key = id(graph), tuple(passes[:i])
             _, found = self.graphs.pop(key, (graph, None))
-            g = found or Pipeline((made,)).run(g)
+            g = found or made.run(g)  # who lowers it verifies it
             self.graphs[key] = graph, g  # with the graph whose identity is the key
             yield g
         for key in list(self.graphs)[:-KEPT]:
@@ -340,7 +340,7 @@ class _Ranks:
         made = lower(g, profile=self.profile, tf32=self.tf32, target=gpu)
         if made.mesh:
             bucket = Bucket(blocks=self.parallel.zero > 2, early=early)
-            made = Pipeline((bucket,)).run(made)
+            made = bucket.run(made)
         found = costed(
             made, target=gpu, predictor=self.release or self.predictor, cluster=place.name
         )

@@ -341,7 +341,8 @@ class _Maker:
             ends[x.passed] = ends.pop(own, x.own) if in_place else None
             b.roles |= dict.fromkeys((x.own.name, x.passed.name), "gradient")
         found = b.finish(ends, ends.values())
-        cuts = (cut for cut in self.g.cuts if cut[0] in {x.passed.name for x in sums})
+        passed = {x.passed.name for x in sums}
+        cuts = (cut for cut in self.g.cuts if cut[0] in passed)
         return replace(found, cuts=(*g.cuts, *cuts))
 
     @property
