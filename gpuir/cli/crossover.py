@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import cache
+from functools import partial
 from typing import TYPE_CHECKING
 
 from gpuir.cli.lowering import analyze
-from gpuir.cli.options import ModelRun, merged
+from gpuir.cli.options import ModelRun, merged, named_targets, split_names
 from gpuir.cli.output import warn
 
 if TYPE_CHECKING:
@@ -30,37 +30,35 @@ def report(run: ModelRun, dim: str, format: str) -> Report:
 
 
 def search(asked: ModelRun, dim: str) -> list[Crossing]:
-    """The search for each target and profile, from what `--dims` has on; a value is loaded once for
-    all of them."""
+    """The search for each target and profile, from what `--dims` has on; the model is loaded at a
+    few values for all of them."""
+    import gpuir
+    from gpuir.cli.sizes import SizedModel
     from gpuir.ir.errors import ModelError
     from gpuir.plan.crossover import crossover
     from gpuir.plan.searches import Crossing
 
     least = max(merged(asked.loading.dims).get(dim, 1), 1)
+    most = max(MOST, least)
+    warnings: list[str] = []
+    runs = analyze(replace(asked, loading=asked.loading.sized((dim, least))), warnings)
+    for text in warnings:
+        warn(text)
+    costing, loaded = asked.costing, asked.loaded
+    model = SizedModel(asked.model, asked.loading, costing, loaded, warn=lambda point, text: None)
+    only = gpuir.load_cluster(costing.cluster).only_gpu if costing.cluster else None
+    targets = {x.name: n for x, n in named_targets(replace(asked, target=asked.target or only))}
+    named = map(loaded.profile, split_names(costing.profile))
+    profiles = {gpuir.load_profile(name).name: name for name in named}
 
-    def answers(value: int) -> list[Answer]:
-        warnings: list[str] = []
-        sized = replace(asked, loading=asked.loading.sized((dim, value)))
-        found = analyze(sized, warnings)
-        for text in warnings if value == least else ():
-            warn(text)
-        return found
-
-    @cache
-    def runs(value: int) -> list[Answer] | None:
+    def answer(n: int, first: Answer) -> Answer | None:
+        if n == least:
+            return first.numbers
+        profile = profiles.get(first.profile)
         try:
-            found = first if value == least else answers(value)
+            return model.answer((dim, n), most, profile, targets[first.target])
         except ModelError:
             return None
-        return [a.numbers for a in found]
 
-    def run(value: int, i: int) -> Answer | None:
-        found = runs(value)
-        return None if found is None else found[i]
-
-    first = answers(least)
-    most = max(MOST, least)
-    return [
-        Crossing(a, dim, most, crossover(lambda value, i=i: run(value, i), least, most))
-        for i, a in enumerate(first)
-    ]
+    found = [crossover(partial(answer, first=first), least, most) for first in runs]
+    return [Crossing(a, dim, most, x) for a, x in zip(runs, found, strict=True)]

@@ -17,8 +17,11 @@ from gpuir.ir.errors import GpuirError
 from gpuir.ir.graph import Graph
 from gpuir.ir.sizes import Columns
 from gpuir.passes.math import run_under
-from gpuir.plan.space.points import ProgramPoints
+from gpuir.plan.space.points import ProgramPoints, answers, at
+from gpuir.report.answer import Answer
+from gpuir.run.analysis import answer, costed
 from gpuir.run.program import ModelProgram
+from gpuir.targets.load import load_target
 from gpuir.targets.target import Target
 
 Point = Mapping[str, int]
@@ -81,6 +84,22 @@ class SizedModel:
         if isinstance(found[0], GpuirError):
             raise found[0]
         return found[0], found[1]
+
+    def answer(self, size: tuple[str, int], most: int, profile: str | None, target: str) -> Answer:
+        """What one size of a search comes to."""
+        costing, device = self.costing, load_target(target)
+        kernels, x = self.one(*size, most, profile, device)
+        predictor = costing.predicts(self.loaded)
+        if (predictor, costing.schedule, costing.cluster) == ("tile", "", None):
+            return answers([x], device)[0]
+        made = costed(
+            at(kernels, x.points, 0),
+            target=target,
+            predictor=predictor,
+            schedule=costing.schedule,
+            cluster=costing.cluster,
+        )
+        return answer(made).numbers
 
     def under(self, profile: str | None) -> ModelProgram:
         if profile not in self.programs:

@@ -212,9 +212,10 @@ def is_straight(program: Program, profile: Profile) -> bool:
 @dataclass(frozen=True)
 class RunColumns:
     """Runs of a program beside one another: `ends` has a row an end of the intervals (as expected,
-    quick, slow) and a column a run; `gaps_s` is a number each."""
+    quick, slow) and a column a run; `busy_s` and `gaps_s` are a number each."""
 
     ends: Numbers
+    busy_s: Numbers
     gaps_s: Numbers
     is_empty: bool
 
@@ -234,6 +235,7 @@ def side_by_side(
     ran, shape = Script(launches, profile).run(kernels), (3, count)
     return RunColumns(
         np.broadcast_to(ran.time_s, shape),
+        np.broadcast_to(ran.busy_s, shape)[0],
         np.broadcast_to(ran.gaps_s, shape)[0],
         is_empty=all(x.empty for x, _ in counted(launches.found)),
     )
@@ -257,6 +259,7 @@ def told(
     ran: RunColumns,
 ) -> Iterator[Answer]:
     """What runs beside one another come to, each on the target of this name."""
+    busy: list[float] = ran.busy_s.tolist()
     gaps: list[float] = ran.gaps_s.tolist()
     device_s, bounds = _sums(_called(program.launches.found), costs)
     for i, (time_s, low_s, high_s) in enumerate(ran.ends.T.tolist()):
@@ -267,6 +270,7 @@ def told(
             latency_s=time_s,
             interval=None if ran.is_empty else (low_s, high_s),
             device_s=device_s[i],
+            busy_s=busy[i],
             gaps_s=gaps[i],
             is_host_bound=gaps[i] > HOST_BOUND * time_s,
             bound=bounds[i],
