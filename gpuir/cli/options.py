@@ -283,8 +283,9 @@ class LoadingOptions:
         how |= {"clip": self.clip or 0.0, "converters": loaded.converters}
         return cast("gpuir.LoadOptions", how)
 
-    def kept(self, loaded: Loaded) -> AbstractContextManager[ModelCache | None]:
-        """The models that were loaded before; None where they are not to be used."""
+    def kept(self, loaded: Loaded, joins: bool = True) -> AbstractContextManager[ModelCache | None]:
+        """The models that were loaded before, with what `joins` says there; None where they are not
+        to be used."""
         from contextlib import nullcontext
 
         from gpuir.run.keeping import ModelCache, cache_path
@@ -292,7 +293,7 @@ class LoadingOptions:
         watched = logging.getLogger("gpuir.passes").isEnabledFor(logging.DEBUG)  # --verbose
         if self.no_cache or watched or loaded.passes or loaded.converters or not cache_path():
             return nullcontext()
-        return ModelCache(cache_path())
+        return ModelCache(cache_path(), joins)
 
     def load(
         self,
@@ -300,14 +301,15 @@ class LoadingOptions:
         loaded: Loaded,
         warn: Callable[[str], None],
         how: gpuir.LoadOptions | None = None,
+        joins: bool = True,
         **stack: Any,
     ) -> Graph:
         """The model with these options, or with `how` in their place, under a stack; from where it
-        is kept, if it was loaded before."""
+        is `kept`, if it was loaded before."""
         import gpuir
 
         own = self.options(loaded) if how is None else how
-        with self.kept(loaded) as kept:
+        with self.kept(loaded, joins) as kept:
             return (kept or gpuir).load(model, warn=warn, **stack, **own)
 
     @property

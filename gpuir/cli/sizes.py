@@ -137,7 +137,7 @@ class SizedModel:
         how = options.with_size(self.loading.options(self.loaded), **point)
         stack = {"profile": profile, "tf32": self.costing.tf32}
         say = partial(self.warn, point)
-        g = self.loading.load(self.model, self.loaded, say, how, **stack)
+        g = self.loading.load(self.model, self.loaded, say, how, joins=False, **stack)  # we do
         if self.loading.strict:
             refuse_opaque(g)
         return g

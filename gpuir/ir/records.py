@@ -15,7 +15,7 @@ from functools import cache
 from importlib import import_module
 from typing import Any, cast
 
-from gpuir.ir.sizes import Key, Size
+from gpuir.ir.sizes import FIRST, Key, Size, each_size, value
 
 FORM = 1  # of the text
 ROOMS = ("gpuir.ir.", "gpuir.ops.", "gpuir.cost.", "gpuir.simulate.", "gpuir.plan.", "gpuir.run.")
@@ -42,10 +42,16 @@ def _after(place: int, count: int) -> int:
     return place if place >= 0 else count - 1 - place
 
 
-def read(text: str) -> Any:
-    """What `written` wrote. Any error of Python's where it is something else."""
+def read(text: str, point: Mapping[str, int] | None = None) -> Any:
+    """What `written` wrote; with a point, the numbers that sizes are there in their place. Any
+    error of Python's where it is something else."""
     names, made, rows, last = json.loads(text)
     makers = [_maker(name) for name in names]
+    if point is not None:
+        made = [_numbered(x, point) for x in made]
+        makers = [
+            _number_at(point) if x == "size" else y for x, y in zip(names, makers, strict=True)
+        ]
     at, add = made.__getitem__, made.append
     for kind, *row in rows:
         add(makers[kind](*map(at, row)))
@@ -143,6 +149,20 @@ def _tuple(*parts: Any) -> tuple[Any, ...]:
 
 def _size(at: Any, key: Key) -> Any:
     return Size(at, dict(key))
+
+
+def _number_at(point: Mapping[str, int]) -> Callable[..., Any]:
+    known: dict[Any, Any] = {}
+
+    def number(at: Any, key: Key) -> Any:
+        return value(_size(at, key), point, known)
+
+    return number
+
+
+def _numbered(x: Any, point: Mapping[str, int]) -> Any:
+    """A plain value; a text with the numbers of sizes that stand in it."""
+    return each_size(x, lambda n: value(n, point)) if type(x) is str and FIRST in x else x
 
 
 MAKERS: Mapping[str, Callable[..., Any]] = {

@@ -31,10 +31,16 @@ APART = 1  # sizes up to this stand for themselves alone
 KEPT = 16  # graphs of single points
 TERMS = 3  # an expression has, at most
 PARTS = (2, 4, 8, 16, 32, 64)  # by which images are cut down
+FAR = (16, 4)  # times a size: so far may those be that are asked for next
 
 
 class UnlikeGraphs(Exception):
     """Graphs of several sizes do not tell that of others."""
+
+
+def is_between(low: Point, point: Point, high: Point) -> bool:
+    """Whether each size of a point is."""
+    return all(low[name] <= n <= high[name] for name, n in point.items())
 
 
 @dataclass(frozen=True)
@@ -52,6 +58,10 @@ class SymbolicGraph:
             for name, low in self.low.items()
         )
         return np.logical_and.reduce(list(rows))
+
+    def holds(self, *points: Point) -> bool:
+        """Whether points are within."""
+        return all(is_between(self.low, point, self.high) for point in points)
 
     @property
     def symbols(self) -> set[str]:
@@ -99,18 +109,48 @@ class Sampled:
         low, high = (
             {name: int(end(n[some])) for name, n in points.items()} for end in (np.min, np.max)
         )
+        found = self.reached(low, high)
+        if found is None:
+            yield from self._new(points, some)
+        else:
+            yield found, some
+
+    def reached(self, low: Point, high: Point) -> SymbolicGraph | None:
+        """A graph that is known, from and to further, where it is right at these ends too."""
         for i, one in enumerate(self.known):
             if not one.symbols >= {name for name in low if low[name] < high[name]}:
                 continue
-            reached = one.reaching(low, high)
             ends = [low] if any(low[n] < one.low[n] for n in low) else []
             ends += [high] if any(high[n] > one.high[n] for n in high) else []
             with suppress(GpuirError):
                 if all(one.at(p) == self._load(p) for p in ends):
-                    self.known[i] = reached
-                    yield reached, some
-                    return
-        yield from self._new(points, some)
+                    self.known[i] = one.reaching(low, high)
+                    return self.known[i]
+        return None
+
+    def beyond(self, point: Point, others: Sequence[Point]) -> SymbolicGraph:
+        """The graph of all points between some, and far beyond where they do not tell that yet; of
+        those between the first two alone where the model does not take points so far. They are
+        alike in what of them is 0 or 1, and few have to be loaded beside them. UnlikeGraphs where
+        they do not tell what is between."""
+        if len(self._load(point).nodes) != len(self._load(others[0]).nodes):
+            raise UnlikeGraphs
+        for near, reach in (*((others, times) for times in FAR), (others[:1], 0)):
+            free = [name for name, n in point.items() if any(p[name] != n for p in near)]
+            count = 2 * len(free) + 1
+            every = [point, *near[: count - 2]]
+            low, high = ({n: end(p[n] for p in every) for n in point} for end in (min, max))
+            for name in free if reach else ():
+                if len({p[name] for p in every}) < 3:
+                    high[name] = (reach * high[name] | 63) + 2  # odd, and more than whole blocks
+            corners = [{**low, name: high[name]} for name in free]
+            middle = {name: _between(low[name], high[name]) for name in low}
+            every = {tuple(p.items()): p for p in (*every, high, *corners, middle)}
+            with suppress(UnlikeGraphs):
+                return SymbolicGraph(
+                    self._joined([*every.values()][:count], free, free[0]), low, high
+                )
+        raise UnlikeGraphs
 
     def _new(self, points: Columns, some: NDArray[np.int64]) -> Iterator[FoundGraph]:
         """Of points that no graph stands for, all of a kind."""

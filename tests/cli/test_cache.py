@@ -11,7 +11,10 @@ import sqlite3
 import subprocess
 import sys
 import time
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import onnx
 import pytest
@@ -170,7 +173,7 @@ def test_other_commands_say_the_same(command: str, loads: list[str]):
 def test_what_decides_how_a_model_is_loaded_is_part_of_the_key(loads: list[str]):
     analyze(ENCODER)
     for more in (
-        ("--dims", "batch=3,seq=16"),
+        ("--dims", "batch=1,seq=16"),
         (*SIZES, "--expert-skew", "1.0"),
         (*SIZES, "--train"),
         (*SIZES, "--weights", "f16"),
@@ -272,7 +275,8 @@ def test_what_python_makes_is_not_kept(tmp_path: Path, kept: Path):
 def test_entries_are_listed_and_cleared(kept: Path):
     assert "no models are kept" in run("cache").stderr
     analyze(ENCODER)
-    assert [x["what"] for x in entries()] == ["kernels under ort", "graph"]
+    kinds = ["kernels under ort", "sizes that are known", "graph"]
+    assert [x["what"] for x in entries()] == kinds
     assert ENCODER in {x["model"] for x in entries()}
     run("cache", "--clear")
     assert not kept.exists()
@@ -282,7 +286,7 @@ def test_entries_are_listed_and_cleared(kept: Path):
 
 def test_the_least_recently_used_goes(monkeypatch: pytest.MonkeyPatch, loads: list[str]):
     monkeypatch.setattr(keeping, "REFRESHED_S", -1)
-    one, two, three = (("--dims", f"batch={n},seq=16") for n in (1, 2, 3))
+    one, two, three = ((*SIZES, "--expert-skew", str(n)) for n in (1.0, 2.0, 3.0))
     analyze(ENCODER, *one)
     analyze(ENCODER, *two)
     size = sum(int(str(x["size_bytes"])) for x in entries())
@@ -315,7 +319,7 @@ def test_a_file_of_another_version_is_made_anew(kept: Path):
         db.execute("pragma user_version = 99")
     db.close()
     assert analyze(ENCODER)[0] == first
-    assert len(entries()) == 2
+    assert len(entries()) == 3
 
 
 @pytest.mark.parametrize("change", ["zeroblob(40)", "substr(record, 1, 40)", "'text'", "null"])
@@ -415,3 +419,152 @@ def test_a_sweep_and_a_search_load_once(loads: list[str]):
     found = run(*search).stdout
     first = len(loads)
     assert run(*search).stdout == found and len(loads) == first
+
+
+# ---- other sizes -------------------------------------------------------------------------------
+
+
+def at(**sizes: int) -> tuple[str, ...]:
+    return ("--dims", ",".join(f"{name}={n}" for name, n in sizes.items()))
+
+
+def assert_is_fresh(model: str, *args: str) -> None:
+    """What is said of a model is what is said of it without anything that is kept."""
+    assert analyze(model, *args) == analyze(model, *args, "--no-cache"), args
+
+
+def test_from_the_third_size_on_no_frontend_runs():
+    for n in (2, 4):
+        spied("analyze", ENCODER, "--target", "a100", *at(batch=n, seq=16))
+    for n, profile in ((3, "ort"), (7, "tensorrt"), (33, "ort"), (64, "ort")):
+        asked = ("analyze", ENCODER, "--target", "h100-sxm", *at(batch=n, seq=16))
+        asked += ("--profile", profile, "--memory")
+        found, libraries = spied(*asked)
+        assert libraries == []
+        assert found == run(*asked, "--no-cache").stdout
+
+
+@pytest.mark.parametrize("profile", ["ort", "tensorrt", "eager", "compiled"])
+def test_points_of_several_sizes_are_what_a_load_says(profile: str, loads: list[str]):
+    points = [(2, 8), (4, 16), (3, 13), (2, 16), (5, 8), (16, 61), (1, 16), (9, 1), (70, 12)]
+    for batch, seq in points:
+        assert_is_fresh(ENCODER, *at(batch=batch, seq=seq), "--profile", profile)
+    loads.clear()
+    for batch, seq in ((2, 9), (11, 15), (33, 8)):
+        assert_is_fresh(ENCODER, *at(batch=batch, seq=seq), "--profile", profile)
+    assert loads == []
+
+
+def test_sizes_that_a_model_does_not_take_are_refused_in_its_words(loads: list[str]):
+    for n in (16, 48, 20):
+        assert_is_fresh(ENCODER, *at(batch=2, seq=n))
+    assert len(loads) == 4  # one that is too far, and one that is less far
+    args = ("analyze", ENCODER, "--target", "a100", *at(batch=2, seq=100_000))
+    words = run(*args, status=2).stderr
+    assert words == run(*args, "--no-cache", status=2).stderr != ""
+
+
+def test_a_training_step_of_another_size(loads: list[str]):
+    more = ("--train", "--optimizer", "adamw")
+    for n in (4, 8):
+        analyze(ENCODER, *at(batch=n, seq=16), *more)
+    loads.clear()
+    assert_is_fresh(ENCODER, *at(batch=5, seq=16), *more)
+    assert loads == []
+
+
+def test_known_sizes_of_a_file_that_changed_are_not_used(tmp_path: Path, loads: list[str]):
+    path = tmp_path / "model.onnx"
+    shutil.copy(ENCODER, path)
+    for n in (2, 4, 3):
+        analyze("model.onnx", *at(batch=n, seq=16))
+    model = onnx.load(ENCODER, load_external_data=False)
+    old = next(n for n in model.graph.node if n.op_type == "Softmax")
+    old.op_type = "Sigmoid"
+    old.ClearField("attribute")
+    onnx.save(model, str(path))
+    for n in (5, 6, 7):
+        assert_is_fresh("model.onnx", *at(batch=n, seq=16))
+    shutil.copy(ENCODER, path)
+    loads.clear()
+    assert_is_fresh("model.onnx", *at(batch=6, seq=16))
+    assert loads[0] == "model.onnx"
+
+
+@pytest.mark.parametrize("what", ["sizes that are known", "graph of sizes", "kernels under ort, "])
+@pytest.mark.parametrize("change", ["zeroblob(40)", "substr(record, 1, 40)"])
+def test_damaged_sizes_are_found_anew(kept: Path, what: str, change: str, loads: list[str]):
+    for n in (2, 4, 3):
+        analyze(ENCODER, *at(batch=n, seq=16))
+    with sqlite3.connect(kept) as db:
+        db.execute(f"update models set record = {change} where what like '{what}%'")
+        assert db.total_changes
+    db.close()
+    for n in (5, 6, 8):
+        assert_is_fresh(ENCODER, *at(batch=n, seq=16))
+    loads.clear()
+    assert_is_fresh(ENCODER, *at(batch=7, seq=16))
+    assert loads == []
+
+
+def test_warnings_that_name_a_size_are_said_of_that_size(monkeypatch: pytest.MonkeyPatch):
+    load = keeping.load
+
+    def warns(model: str, *, warn: Callable[[str], None], **how: Any) -> Any:
+        warn(f"a batch of {how['dims']['batch']} is odd")
+        return load(model, warn=warn, **how)
+
+    monkeypatch.setattr(keeping, "load", warns)
+    for n in (2, 4, 3, 5):
+        assert f"a batch of {n} is odd" in "".join(analyze(ENCODER, *at(batch=n, seq=16)))
+
+
+def test_what_sizes_do_not_tell_is_loaded(monkeypatch: pytest.MonkeyPatch):
+    """A model that says more from a size on, and whose name has its size."""
+    load, loads = keeping.load, list[int]()
+
+    def odd(model: str, **how: Any) -> Any:
+        loads.append(n := how["dims"]["batch"])
+        g = load(model, **how)
+        return replace(g, name=f"sized_{n}") if n < 6 else replace(g, assumed=("much",))
+
+    monkeypatch.setattr(keeping, "load", odd)
+    for n in (2, 4, 8, 3, 5):
+        found, _ = analyze(ENCODER, *at(batch=n, seq=16))
+        assert (f"sized_{n} " in found) == (n < 6)
+    assert len(loads) < 12
+    analyze(ENCODER, *at(batch=9, seq=16))
+    assert loads[-1] == 9  # it is not tried again
+
+
+@pytest.mark.slow
+def test_other_sizes_of_a_config_and_a_program(tmp_path: Path):
+    pytest.importorskip("transformers")
+    torch = pytest.importorskip("torch")
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(CONFIG))
+    asked = ("analyze", f"hf:{path}", "--phase", "decode", "--target", "h100-sxm")
+    for batch, past in ((2, 32), (4, 32)):
+        spied(*asked, "--past", str(past), *at(batch=batch))
+    for batch, past in ((3, 32), (33, 32)):
+        own = (*asked, "--past", str(past), *at(batch=batch))
+        found, libraries = spied(*own)
+        assert libraries == []
+        assert found == spied(*own, "--no-cache")[0]
+    spied(*asked, "--past", "64", *at(batch=4))
+    own = (*asked, "--past", "50", *at(batch=9))
+    found, libraries = spied(*own)
+    assert libraries == []
+    assert found == spied(*own, "--no-cache")[0]
+
+    layer = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.GELU(), torch.nn.Linear(16, 8))
+    rows = torch.export.Dim("rows", min=2, max=4096)
+    made = torch.export.export(layer, (torch.randn(4, 8),), dynamic_shapes=({0: rows},))
+    torch.export.save(made, tmp_path / "layer.pt2")
+    asked = ("analyze", str(tmp_path / "layer.pt2"), "--target", "h100-sxm")
+    for n in (8, 64):
+        spied(*asked, "--dims", f"input.0={n}")
+    own = (*asked, "--dims", "input.0=100")
+    found, libraries = spied(*own)
+    assert libraries == []
+    assert found == spied(*own, "--no-cache")[0]

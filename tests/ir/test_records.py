@@ -13,7 +13,7 @@ from strategies import graphs
 import gpuir
 from gpuir.ir.graph import Graph, Level, Node, Value
 from gpuir.ir.records import NotWritten, read, written
-from gpuir.ir.sizes import Size
+from gpuir.ir.sizes import Size, recorded
 from gpuir.ir.types import TensorType, f32
 from gpuir.ops import tensor as t
 from gpuir.ops.spread import Spread
@@ -76,6 +76,16 @@ def test_a_size_keeps_its_expression():
     made = read(written((size,)))[0]
     assert type(made) is Size
     assert (made.at, made.key) == (size.at, size.key)
+
+
+def test_sizes_are_read_at_a_point():
+    """As numbers, those in texts too."""
+    batch = Size.symbol("batch", 4)
+    with recorded():
+        text = written((batch * 3 // 7, f"{batch}x8", Value("x", TensorType((batch, 8), f32)), 5))
+    assert read(text, {"batch": 9}) == (3, "9x8", Value("x", TensorType((9, 8), f32)), 5)
+    assert type(read(text, {"batch": 9})[0]) is int
+    assert type(read(text)[0]) is Size
 
 
 def test_what_is_one_stays_one_and_equal_nodes_stay_two():

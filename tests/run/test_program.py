@@ -165,6 +165,37 @@ def test_loads_are_few():
     assert len(loads) == 4  # the new end alone
 
 
+def test_two_points_tell_those_far_beyond():
+    """With one that is far and odd; where the model does not take it, with one that is less far, or
+    one between."""
+    program = gpuir.program(ENCODER)
+    loads = []
+    sampled = Sampled(lambda point: loads.append(point) or program.load(point))
+    found = sampled.beyond({"batch": 4, "seq": 64}, [{"batch": 2, "seq": 64}])
+    assert len(loads) == 3
+    assert found.low == {"batch": 2, "seq": 64}
+    assert found.high["batch"] > 64
+    for n in (3, 7, 64):
+        assert found.at({"batch": n, "seq": 64}) == program.load({"batch": n, "seq": 64})
+    both = sampled.beyond({"batch": 8, "seq": 48}, [{"batch": 2, "seq": 64}])
+    assert both.low == {"batch": 2, "seq": 48}
+    for point in ({"batch": 3, "seq": 50}, {"batch": 100, "seq": 51}):
+        assert both.at(point) == program.load(point)
+    long = sampled.beyond({"batch": 2, "seq": 500}, [{"batch": 2, "seq": 64}])
+    assert long.high == {"batch": 2, "seq": 500}
+    assert long.at({"batch": 2, "seq": 301}) == program.load({"batch": 2, "seq": 301})
+
+
+def test_what_is_known_reaches_to_a_point_where_it_is_right():
+    program = gpuir.program(ENCODER)
+    sampled = Sampled(program.load)
+    assert sampled.reached({"batch": 4, "seq": 64}, {"batch": 4, "seq": 64}) is None
+    sampled.known.append(sampled.sample({"batch": 4, "seq": 64}, {"batch": 9, "seq": 64}))
+    far = {"batch": 70, "seq": 64}
+    assert sampled.reached(far, far).high == far
+    assert sampled.known[0].low == {"batch": 4, "seq": 64}
+
+
 def test_a_step_over_many_ranks():
     plan = gpuir.Parallel(dp=2, tp=2, microbatches=2)
     program = gpuir.program(ENCODER, plan=plan, train=True, optimizer="adamw")
