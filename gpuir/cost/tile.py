@@ -155,7 +155,7 @@ def library_tiles(
     fits = np.broadcast_to(has_room(work, tiles, target), size)
     yield np.flatnonzero(fits), tiles.take(fits)
     left = np.flatnonzero(~fits)
-    for candidates in (family_of(work, target).tiles, of_any):
+    for candidates in (family_of(work, target).tiles, of_any) if left.size else ():
         rest: list[Places] = []
         for some, found in among(work.take(left), partial(candidates, target=target)):
             fits, best = search(work.take(left[some]), found, target, model)

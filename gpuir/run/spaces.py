@@ -7,10 +7,12 @@ import hashlib
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cache, lru_cache
 from pathlib import Path
 from typing import IO, Any, Self
+
+import numpy as np
 
 from gpuir.backends.parquet import counts_of, part_bytes
 from gpuir.cost.batch import Batch
@@ -23,11 +25,13 @@ from gpuir.passes.manager import Pass, Pipeline
 from gpuir.passes.math import run_under
 from gpuir.plan.space.answers import Held, answers, cost_table, run
 from gpuir.plan.space.engines import Engine
-from gpuir.plan.space.program import Program, keys_of, program_of, read, written
+from gpuir.plan.space.points import at
+from gpuir.plan.space.program import Program, keys_of, program_of, read, with_keys, written
 from gpuir.plan.space.space import OWN, DesignSpace, Job, RankPlan, Site
 from gpuir.report.answer import Answer
 from gpuir.run.analysis import lowering
 from gpuir.run.loading import load
+from gpuir.run.program import ModelProgram
 from gpuir.run.ranks import SharedByPlans, simulate_ranks
 from gpuir.stacks.table import pipeline
 from gpuir.store import Store, digest, version
@@ -39,6 +43,8 @@ MOST_JOBS = 1024  # whose kernels are costed together
 ROWS = (1024, 16384)  # of a part, at least and at most, where there are as many
 PARTS = 16  # in between: as many as fill a few workers evenly
 LOWERED = 4  # jobs of one task
+SIZED = 256  # the same, of jobs that differ in their sizes alone
+FEW = 2  # of which so many are loaded one by one: to know what is between takes a third
 PLANNED = 2  # the same, of jobs that are cut over ranks
 MANIFEST = "_space.json"
 
@@ -92,15 +98,64 @@ def _kernels_on(job: Job, loading: JobLoading, target: str) -> Graph:
 
 
 def lowered(tasks: Sequence[tuple[Job, str]], loading: JobLoading) -> list[str]:
-    """The programs of jobs, as text: each as its profile makes it for a target."""
-    return [written(_lowered(job, target, loading)) for job, target in tasks]
+    """The programs of jobs, as text: each as its profile makes it for a target. Jobs that differ in
+    their sizes alone are one program, asked for its points."""
+    texts: dict[tuple[Job, str], str] = {}
+    for (_, target), jobs in grouped(tasks).items():
+        few = len(jobs) <= FEW or not jobs[0].dims
+        programs = [_lowered(x, target, loading) for x in jobs] if few else None
+        for job, program in zip(jobs, programs or _sized(jobs, target, loading), strict=True):
+            texts[job, target] = written(program)
+    return [texts[task] for task in tasks]
+
+
+Tasks = Sequence[tuple[Job, str]]
+
+
+def grouped(tasks: Tasks) -> dict[tuple[Job, str], list[Job]]:
+    """Jobs of one model, dtype and profile on one target, whose sizes have the same names."""
+    groups: dict[tuple[Job, str], list[Job]] = {}
+    for job, target in tasks:
+        alike = replace(job, dims=tuple((name, 0) for name, _ in job.dims))
+        groups.setdefault((alike, target), []).append(job)
+    return groups
+
+
+@dataclass
+class _JobsProgram(ModelProgram):
+    """The model of jobs as a function of their sizes."""
+
+    job: Job = field(kw_only=True)
+    loading: JobLoading = field(kw_only=True)
+
+    def load(self, point: Mapping[str, int]) -> Graph:
+        return graph_of(replace(self.job, dims=tuple(point.items())), self.loading)
+
+
+def _sized(jobs: Sequence[Job], target: str, loading: JobLoading) -> Iterator[Program]:
+    """Programs of jobs that differ in their sizes alone."""
+    job = jobs[0]
+    made = _JobsProgram(job.model, {}, job.profile or None, job=job, loading=loading)
+    points = {name: np.array([dict(x.dims)[name] for x in jobs]) for name, _ in job.dims}
+    found: dict[int, Program] = {}
+    for error, x in made.kernels_at(points, load_target(target)):
+        for i, place in enumerate(x.places.tolist()):
+            if isinstance(error, GpuirError):
+                found[place] = _refused(job, error)
+            else:
+                found[place] = with_keys(at(x.program, x.points, i))
+    return (found[i] for i in range(len(jobs)))
 
 
 def _lowered(job: Job, target: str, loading: JobLoading) -> Program:
     try:
         return program_of(_kernels_on(job, loading, target), load_target(target).is_cpu)
     except GpuirError as error:
-        return Program(Path(job.model).stem, job.profile, refused=in_a_line(error))
+        return _refused(job, error)
+
+
+def _refused(job: Job, error: GpuirError) -> Program:
+    return Program(Path(job.model).stem, job.profile, refused=in_a_line(error))
 
 
 def in_a_line(error: GpuirError) -> str:
@@ -536,11 +591,13 @@ class SpaceSweep:
         query = "select key, text from programs where key"
         found = dict(self.store.among(query, list(keys.values())))
         missing = [x for x in wanted if keys[x[0], x[1]] not in found]
-        chunks = (missing[i : i + LOWERED] for i in range(0, len(missing), LOWERED))
-        for some, texts in engine.each(
-            lowered, ((tuple(c), ([(j, t) for j, _, t in c], self.loading)) for c in chunks)
-        ):
-            new = {keys[j, v]: text for (j, v, _), text in zip(some, texts, strict=True)}
+        variant = {(j, target): v for j, v, target in missing}
+        alike = [[(j, t) for j in x] for (_, t), x in grouped([*variant]).items()]
+        others = [task for x in alike if len(x) <= FEW for task in x]
+        chunks = [x[i : i + SIZED] for x in alike if len(x) > FEW for i in range(0, len(x), SIZED)]
+        chunks += [others[i : i + LOWERED] for i in range(0, len(others), LOWERED)]
+        for some, texts in engine.each(lowered, ((tuple(c), (c, self.loading)) for c in chunks)):
+            new = {keys[j, variant[j, t]]: x for (j, t), x in zip(some, texts, strict=True)}
             self.store.put("programs", new.items())
             found |= new
         return tuple({v: found[keys[job, v]] for v in variants[job.profile]} for job in jobs)

@@ -3,6 +3,7 @@ small enough to keep for thousands of graphs."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 from gpuir.cost.habits import Kernel, Release, release_of
@@ -76,8 +77,17 @@ def program_of(graph: Graph, on_cpu: bool = False) -> Program:
         launches=launches_of(graph, place, profile.streams > 1),
         layout=layout_of(graph, lambda n: works[id(n)]),
         assumed=graph.assumed,
-        keys=() if is_recorded() else tuple(digest(records.written(w)) for w in known),
+        keys=() if is_recorded() else _keys(known),
     )
+
+
+def with_keys(program: Program) -> Program:
+    """A program of numbers, of which those with symbols have none."""
+    return replace(program, keys=_keys(program.works))
+
+
+def _keys(works: Iterable[Kernel]) -> tuple[str, ...]:
+    return tuple(digest(records.written(w)) for w in works)
 
 
 # ---- as text -----------------------------------------------------------------------------------
