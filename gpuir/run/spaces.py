@@ -60,12 +60,12 @@ class JobLoading:
 # ---- what workers do ---------------------------------------------------------------------------
 
 
-@lru_cache(maxsize=2)
+@lru_cache(maxsize=16)
 def _loaded(model: str, dims: tuple[tuple[str, int], ...], dtype: str, options: Any, profile: str):
     how: dict[str, Any] = {**dict(options), "dims": dict(dims)}
     if how.get("phase") and "past" in how["dims"]:
         how["past"] = how["dims"].pop("past")
-    if dtype != OWN and _is_config(model):
+    if dtype != OWN:
         how["dtype"] = dtype
     return load(model, warn=lambda _: None, profile=profile or None, **how)
 
@@ -78,7 +78,8 @@ def graph_of(job: Job, loading: JobLoading) -> Graph:
     """The model of a job as its profile finds it, in its dtype. Only of a training step does what
     is loaded hang on the profile."""
     first = job.profile if dict(loading.options).get("train") else ""
-    g = _loaded(job.model, job.dims, job.dtype, loading.options, first)
+    dtype = job.dtype if _is_config(job.model) else OWN  # which others are converted to
+    g = _loaded(job.model, job.dims, dtype, loading.options, first)
     g = run_under(g, job.profile or None)
     if job.dtype == OWN or _is_config(job.model):
         return g

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+from typing import Any
 import signal
 import subprocess
 import sys
@@ -19,6 +20,7 @@ import gpuir
 from gpuir.ir.errors import GpuirError, UsageError
 from gpuir.plan.space.engines import find_engine
 from gpuir.plan.space.space import read_space
+from gpuir.run import spaces
 from gpuir.run.spaces import MANIFEST, SpaceSweep
 from gpuir.store import Store
 from gpuir.targets.profile import under
@@ -92,6 +94,18 @@ def points(tmp_path_factory):
     return read_space(path), done, rows_of(folder / "out")
 
 
+SIZED = """
+models = ["encoder.onnx"]
+dtypes = ["own", "f16"]
+profiles = ["ort", "compiled"]
+targets = ["t4", "x86-64-v3"]
+
+[dims]
+batch = [1, 2, 3, 16, 100000]
+seq = [16, 40]
+"""
+
+
 def same(number):
     """As close as batches of other sizes come."""
     return pytest.approx(number, rel=1e-12, abs=0.0)
@@ -123,6 +137,21 @@ def test_a_sample_of_points_is_what_analyze_says(points):
     devices = [row for row in rows if not row["plan"] and row["cluster"] == ""]
     drawn = random.Random(5).sample(devices, 30)
     drawn += random.Random(5).sample([r for r in devices if r["target"] == "x86-64-v3"], 2)
+    are_as_analyzed(drawn)
+
+
+def test_jobs_that_differ_in_sizes_alone_are_too(tmp_path, monkeypatch):
+    loads: list[Any] = []
+    monkeypatch.setattr(spaces, "load", lambda *a, **b: loads.append(b) or gpuir.load(*a, **b))
+    path = written(tmp_path, SIZED)
+    swept(path, tmp_path / "out")
+    rows = rows_of(tmp_path / "out")
+    assert len(rows) == 80
+    assert len(loads) < 20, "of 10 sizes, in two dtypes under two profiles"
+    are_as_analyzed(random.Random(3).sample(rows, 24))
+
+
+def are_as_analyzed(drawn):
     for row in drawn:
         try:
             found = alone(row)
