@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import os
 import random
-from typing import Any
 import signal
 import subprocess
 import sys
 import time
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
