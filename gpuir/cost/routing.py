@@ -116,6 +116,8 @@ def _levelled(weight: Array, total: int, tokens: int) -> Array:
     drawn = np.rint(weight / weight.sum(axis=(1, 2), keepdims=True) * total)
     rows: Array = np.clip(drawn, 0, tokens)
     for _ in range(8):
+        if np.all(rows.sum(axis=(1, 2)) == total):
+            break
         rows = np.clip(rows + _rest(rows, total), 0, tokens)
     return rows
 
