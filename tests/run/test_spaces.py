@@ -29,7 +29,7 @@ ENCODER = Path(__file__).parents[1] / "encoder.onnx"
 SPACE = """
 models = ["encoder.onnx"]
 dtypes = ["own", "bf16"]
-profiles = ["ort", "compiled", "cudagraph"]
+profiles = ["ort", "cudagraph"]
 targets = ["t4", "l4", "a30:*", "mi300x", "x86-64-v3", "h100-sxm"]
 
 [dims]
@@ -61,7 +61,7 @@ seq = [16, 48]
 base = "a100"
 
 [hardware.set]
-sms = {{ from = 40, to = 136, count = 25 }}
+sms = {{ from = 40, to = 136, count = 13 }}
 dram.bytes_per_s = {{ from = 1e12, to = 3e12, count = 10 }}
 """
 
@@ -176,7 +176,7 @@ def are_as_analyzed(drawn):
 def test_plans_are_what_simulate_says(points):
     _, _, rows = points
     planned = [row for row in rows if row["cluster"] and row["dtype"] == "own"]
-    assert len(planned) == 2 * 3 * 6
+    assert len(planned) == 2 * 2 * 6
     row = next(r for r in planned if r["plan"] == "tp=2" and r["dim.batch"] == 7)
     graph = gpuir.load(row["model"], dims={"batch": 7, "seq": 32})
     step = gpuir.simulate_ranks(
@@ -205,7 +205,7 @@ def killed(path, out, after):
 
 @pytest.mark.slow
 def test_a_sweep_that_is_killed_goes_on_and_loses_nothing(tmp_path):
-    path = written(tmp_path, SMALL.format(batches=[*range(1, 9)]))
+    path = written(tmp_path, SMALL.format(batches=[*range(1, 5)]))
     swept(path, tmp_path / "whole")
     out = tmp_path / "killed"
     there: dict[str, int] = {}
@@ -302,7 +302,7 @@ def test_a_model_without_a_dimension_is_refused_before_any_work(tmp_path):
 def test_ray_gives_what_this_process_does(tmp_path):
     if find_spec("ray") is None:
         pytest.skip("ray is not installed: pip install 'gpuir[ray]'")
-    path = written(tmp_path, SPACE.replace("dtypes", "#").replace("batch = [1, 7]", "batch = 7"))
+    path = written(tmp_path, SMALL.format(batches=[1, 7]))
     swept(path, tmp_path / "here")
     code = (
         "import sys; from test_spaces import swept; swept(*sys.argv[1:3], engine='ray', workers=2)"
