@@ -21,7 +21,7 @@ from gpuir.targets.support import refusal
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parent.parent
-ENCODER = ROOT / "examples" / "encoder.onnx"
+ENCODER = ROOT / "tests" / "encoder.onnx"
 PROFILES = gpuir.profile_names()
 TARGETS = ("a100", "t4", "h100-sxm", "mi250x", "x86-64-v3")
 NEEDS = {"html": "plotly", "roofline": "matplotlib"}  # formats of the extras
@@ -56,13 +56,12 @@ def test_any_graph_under_any_profile_in_any_format(g):
         costed = gpuir.analyze(kernels, target).graph
         assert gpuir.parse(gpuir.show(costed)) == costed
         found.append(gpuir.analyze(costed))
-    for form in FORMATS:
+    for turn, form in enumerate(FORMATS):  # of each a run, and all
         layout = Terminal(100, file=FILES.get(form, ""))
         if form in SLOW:
             assert drawn % 4 or BACKENDS[form](found, layout)
             continue
-        for s in found:
-            assert BACKENDS[form]([s], layout)
+        assert BACKENDS[form]([found[(drawn + turn) % len(found)]], layout)
         if form not in ("ir", "schedule", *FOLDERS):
             assert BACKENDS[form](found, layout)
 
@@ -106,7 +105,7 @@ def test_a_killed_run_leaves_the_file_as_it_was(tmp_path: Path):
     subprocess.run(analyze("json", tmp_path / "whole.json"), check=True, capture_output=True)
     whole = (tmp_path / "whole.json").read_bytes()
     took = time.perf_counter() - begun
-    for share in (0.3, 0.6, 0.8, 0.9, 1.0):
+    for share in (0.6, 0.9, 1.0):
         run = subprocess.Popen(analyze("json", output), stderr=subprocess.DEVNULL)
         time.sleep(share * took)
         run.send_signal(signal.SIGKILL)

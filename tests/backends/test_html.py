@@ -33,7 +33,7 @@ from gpuir.targets.support import refusal
 pytestmark = pytest.mark.slow
 
 HERE = Path(__file__).parent
-ENCODER = HERE.parent.parent / "examples" / "encoder.onnx"
+ENCODER = HERE.parent.parent / "tests" / "encoder.onnx"
 NASTY = "</script><img src=x onerror=alert(1)>\"'&amp; Ä層\u2028${x}\\"
 
 pytest.importorskip("itables", reason="pip install 'gpuir[html]'")
@@ -217,21 +217,31 @@ def opened(browser: Any, tmp_path: Path) -> Iterator[Any]:
         tab.close()
 
 
-@pytest.fixture(scope="module")
-def encoders(browser: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    path = tmp_path_factory.mktemp("html") / "encoder.html"
-    path.write_text(html(encoder("a100")), encoding="utf-8")
+def shared(browser: Any, folder: Path, *targets: str) -> Iterator[Any]:
+    """A page of the encoder that several tests look at, as opening one takes seconds."""
+    path = folder / "encoder.html"
+    path.write_text(html(encoder(*targets)), encoding="utf-8")
     with browser.new_page() as tab:
-        yield Opened(tab, path).tab
+        yield Opened(tab, path)
+
+
+@pytest.fixture(scope="module")
+def one(browser: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    yield from shared(browser, tmp_path_factory.mktemp("one"), "a100")
+
+
+@pytest.fixture(scope="module")
+def two(browser: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    yield from shared(browser, tmp_path_factory.mktemp("two"), "a100", "l4")
 
 
 @pytest.fixture
-def tab(encoders: Any) -> Any:
-    """The encoder's page as it opens; shared, as opening one takes seconds."""
-    encoders.keyboard.press("Escape")
+def tab(one: Any) -> Any:
+    """The encoder's page as it opens."""
+    one.tab.keyboard.press("Escape")
     for label in ("by module", "by kind of kernel", "every kernel", "equal kernels"):
-        encoders.get_by_label(label).check()  # a new table each time
-    return encoders
+        one.tab.get_by_label(label).check()  # a new table each time
+    return one.tab
 
 
 def table_rows(tab: Any) -> list[str]:
@@ -239,14 +249,12 @@ def table_rows(tab: Any) -> list[str]:
 
 
 @pytest.mark.parametrize("which", ["encoder", "mixed", "nasty", "nothing"])
-def test_it_opens_without_complaint_or_request(opened: Any, which: str):
-    s = {
-        "encoder": encoder("a100"),
-        "mixed": [mixed()],
-        "nasty": [nasty()],
-        "nothing": [nothing()],
-    }[which]
-    found = opened(s)
+def test_it_opens_without_complaint_or_request(opened: Any, one: Any, which: str):
+    if which == "encoder":
+        (s,), found = encoder("a100"), one
+    else:
+        s = {"mixed": mixed, "nasty": nasty, "nothing": nothing}[which]()
+        found = opened([s])
     assert found.complaints == []
     assert not [url for url in found.requests if not url.startswith(("file:", "blob:"))]
     charts = found.tab.locator(".chart")
@@ -254,7 +262,7 @@ def test_it_opens_without_complaint_or_request(opened: Any, which: str):
     for i in range(4):
         assert charts.nth(i).locator("svg.main-svg").count()
     assert found.tab.locator("img").count() == 0
-    assert found.tab.locator("h1").inner_text().startswith(s[0].model.split("\u2028")[0])
+    assert found.tab.locator("h1").inner_text().startswith(s.model.split("\u2028")[0])
 
 
 def test_search_narrows_the_table(tab: Any):
@@ -335,9 +343,8 @@ def test_every_kernel_has_a_row(tab: Any):
     assert 0 < len(table_rows(tab)) < 20
 
 
-def test_a_run_is_chosen(opened: Any):
-    runs = encoder("a100", "l4")
-    tab = opened(runs).tab
+def test_a_run_is_chosen(two: Any):
+    runs, tab = encoder("a100", "l4"), two.tab
     assert tab.locator("#comparison tbody tr").count() == 2
     summary = tab.locator("#summary .run:visible")
     before = table_rows(tab)
@@ -365,11 +372,13 @@ def test_dark_as_the_system_is_or_as_chosen(opened: Any):
     assert brightness(tab) > 0.8
 
 
-def test_a_laptop_shows_the_tiles(opened: Any):
-    tab = opened(encoder("a100"), viewport={"width": 1366, "height": 768}).tab
+def test_a_laptop_shows_the_tiles(tab: Any):
+    before = tab.viewport_size
+    tab.set_viewport_size({"width": 1366, "height": 768})
     title = tab.locator("#table thead th").filter(has_text="tile").bounding_box()
     around = tab.locator("#table").locator("xpath=ancestor::*[contains(@class, 'scroll')]")
     room = around.first.bounding_box()
+    tab.set_viewport_size(before)
     assert title["x"] + title["width"] <= room["x"] + room["width"] <= 1366
 
 
@@ -388,11 +397,14 @@ def test_print_leaves_out_what_paper_cannot_do(opened: Any):
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_no_rule_of_accessibility_is_broken(opened: Any, scheme: str):
+def test_no_rule_of_accessibility_is_broken(two: Any, scheme: str):
     """axe-core's rules, WCAG's contrast among them, on the page and on an explanation."""
     axe = pytest.importorskip("axe_playwright_python", reason="pip install 'gpuir[test]'")
     script = (Path(axe.__file__).parent / "axe.min.js").read_text(encoding="utf-8")
-    tab = opened(encoder("a100", "l4"), color_scheme=scheme).tab
+    tab = two.tab
+    tab.keyboard.press("Escape")
+    tab.emulate_media(color_scheme=scheme)
+    assert (brightness(tab) < 0.5) == (scheme == "dark")
     tab.evaluate(script)
     for explained in (False, True):
         if explained:
@@ -411,15 +423,12 @@ def long_chain(nodes: int) -> Graph:
 
 
 def test_thousands_of_kernels_stay_quick(opened: Any):
-    """A bar is a pixel or more: of 5,000 launches few are drawn until one zooms in."""
-    g = gpuir.analyze(long_chain(5000), "a100", profile="eager").graph
-    s = gpuir.analyze(g)
-    assert s.launches == 5000
-    text = html([s])
-    assert len(text) < 4e6
+    """A bar is a pixel or more: of 2,000 launches few are drawn until one zooms in."""
+    s = gpuir.analyze(long_chain(2000), "a100", profile="eager")
+    assert s.launches == 2000
     found = opened([s])
     bars = found.tab.locator("#chart-timeline .point")
-    assert bars.count() < 3000
+    assert bars.count() < 1500
     shades = (
         "document.querySelector('#chart-timeline').data.map(t => Math.min(...t.marker.opacity))"
     )
@@ -429,6 +438,6 @@ def test_thousands_of_kernels_stay_quick(opened: Any):
         await Plotly.relayout("chart-timeline", {"xaxis.range": [from, to]});
         return performance.now() - start;
     }"""
-    assert found.tab.evaluate(zoom, [0.5 * s.latency_s, 0.502 * s.latency_s]) < 5000
+    assert found.tab.evaluate(zoom, [0.5 * s.latency_s, 0.505 * s.latency_s]) < 5000
     assert 10 <= bars.count() <= 50
     assert found.complaints == []

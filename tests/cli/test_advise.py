@@ -23,7 +23,7 @@ SMALL = ("--dims", "batch=2,seq=32")
 GPT2 = {
     "model_type": "gpt2",
     "architectures": ["GPT2LMHeadModel"],
-    "n_layer": 2,
+    "n_layer": 1,
     "n_head": 4,
     "n_embd": 256,
     "vocab_size": 5003,
