@@ -12,7 +12,7 @@ import pytest
 import gpuir
 from gpuir.stacks.table import pipeline
 
-ENCODER = "examples/encoder.onnx"
+ENCODER = "tests/encoder.onnx"
 LONGEST = 400  # characters: what a line of a terminal, or a few, hold
 
 

@@ -11,7 +11,7 @@ import gpuir
 from gpuir.cli.main import main
 from gpuir.run.loading import load_text
 
-ENCODER = str(Path(__file__).parent.parent / "examples" / "encoder.onnx")
+ENCODER = str(Path(__file__).parent.parent / "tests" / "encoder.onnx")
 DIMS = {"batch": 2, "seq": 32}
 ORT = gpuir.load_profile("ort").passes.partition(",legalize")[0]
 STEPS = {  # the passes of the default profile of an ONNX file, up to each level

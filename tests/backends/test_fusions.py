@@ -19,7 +19,7 @@ from gpuir.cli.main import main
 from gpuir.report.fusions import fusions
 from gpuir.report.units import percent
 
-ENCODER = Path(__file__).parents[2] / "examples" / "encoder.onnx"
+ENCODER = Path(__file__).parents[2] / "tests" / "encoder.onnx"
 TEXT = """graph @g {
   in %x: f16[4096, 4096]
   param %w: f16[4096, 4096]

@@ -29,7 +29,7 @@ from gpuir.ir.errors import UsageError
 from gpuir.ops import tensor as t
 from gpuir.simulate.parallel import Parallel
 
-ENCODER = Path(__file__).parents[2] / "examples" / "encoder.onnx"
+ENCODER = Path(__file__).parents[2] / "tests" / "encoder.onnx"
 DEGREE = st.integers(1, 4)
 PARALLEL = st.builds(
     Parallel,

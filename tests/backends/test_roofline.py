@@ -23,7 +23,7 @@ from gpuir.report.roofline import ceilings, memories, points
 pytestmark = pytest.mark.slow
 
 HERE = Path(__file__).parent
-ENCODER = HERE.parent.parent / "examples" / "encoder.onnx"
+ENCODER = HERE.parent.parent / "tests" / "encoder.onnx"
 
 
 @cache

@@ -25,7 +25,7 @@ from gpuir.cli.main import main
 from gpuir.run.keeping import ModelCache
 
 TESTS = Path(__file__).parents[1]
-ENCODER = str(TESTS / "small_encoder.onnx")
+ENCODER = str(TESTS / "encoder.onnx")
 SIZES = ("--dims", "batch=2,seq=16")
 LIBRARIES = ("torch", "transformers", "onnx", "google.protobuf", "lark")
 SPY = f"""

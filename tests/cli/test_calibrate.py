@@ -265,7 +265,7 @@ def test_this_cpu_becomes_a_target(folder: Path, few: None, one_core: None):
     assert target.is_cpu and target.device in ("x86-64-v3", "x86-64-v4")
     assert target.source("dram.bytes_per_s").startswith("measured by gpuir calibrate on x86-64")
     assert "none doubtful" in run("targets", "mine.toml", "--check").stdout
-    model = str(Path(__file__).parents[2] / "examples" / "encoder.onnx")
+    model = str(Path(__file__).parents[2] / "tests" / "encoder.onnx")
     args = ("--target", "mine.toml", "--dims", "batch=1,seq=16", "--format", "json")
     (told,) = json.loads(run("analyze", model, *args).stdout)["reports"]
     assert told["target"]["name"] == "mine"

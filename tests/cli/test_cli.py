@@ -20,7 +20,7 @@ from gpuir.cli.main import COMMANDS, main
 from gpuir.files import STALE_S
 
 ROOT = Path(__file__).parent.parent.parent
-ENCODER = str(ROOT / "examples/encoder.onnx")
+ENCODER = str(ROOT / "tests/encoder.onnx")
 IDEAL = ("--profile", "ideal", "--no-tf32")
 DIMS = ("--dims", "batch=2,seq=16")
 MLP = """graph @mlp {

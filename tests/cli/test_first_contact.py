@@ -12,7 +12,7 @@ from click.testing import CliRunner
 
 from gpuir.cli.main import COMMANDS, main
 
-ENCODER = ("examples/encoder.onnx", "--dims", "batch=1,seq=16", "--target", "a100")
+ENCODER = ("tests/encoder.onnx", "--dims", "batch=1,seq=16", "--target", "a100")
 
 
 def commands() -> dict[str, click.Command]:

@@ -18,7 +18,7 @@ from gpuir.report.table import Report
 
 pytestmark = pytest.mark.slow
 
-ENCODER = str(Path(__file__).parents[1] / "small_encoder.onnx")
+ENCODER = str(Path(__file__).parents[1] / "encoder.onnx")
 SHORT = ("--dims", "batch=2,seq=32", "--target", "a100")
 TABLES = "name,rows,width,dtype,lookups\na,1000,64,f32,10\nb,5000000,32,f32,1\n"
 SAMPLE = str(Path(__file__).parents[2] / "validation/sample/neusight_elementwise.parquet")

@@ -14,7 +14,7 @@ from gpuir.cli.main import main
 from gpuir.fit.host import measured_host
 from gpuir.targets.host import host_names, load_host
 
-ENCODER = str(Path(__file__).parents[2] / "examples/encoder.onnx")
+ENCODER = str(Path(__file__).parents[2] / "tests/encoder.onnx")
 RUN = ("analyze", ENCODER, "--target", "t4", "--dims", "batch=1,seq=8")
 
 

@@ -13,7 +13,7 @@ from click.testing import CliRunner, Result
 from gpuir.cli.main import main
 
 ROOT = Path(__file__).parents[2]
-ENCODER = str(ROOT / "examples" / "encoder.onnx")
+ENCODER = str(ROOT / "tests" / "encoder.onnx")
 BATCH = f"{ENCODER}:batch=16:seq=128:count=3:name=batch"
 LIVE = f"{ENCODER}:batch=1:seq=64:rate=100:deadline=20ms:name=live"
 

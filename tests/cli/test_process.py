@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent.parent
-ENCODER = str(ROOT / "examples/encoder.onnx")
+ENCODER = str(ROOT / "tests/encoder.onnx")
 
 
 def loaded_by(*arguments: str) -> set[str]:

@@ -12,7 +12,7 @@ from click.testing import CliRunner, Result
 from gpuir.cli.main import main
 from gpuir.targets.profile import load_profile, profile_names
 
-ENCODER = str(Path(__file__).parents[2] / "examples/encoder.onnx")
+ENCODER = str(Path(__file__).parents[2] / "tests/encoder.onnx")
 MINE = (
     'base = "eager"\nname = "ours"\n[host]\nlaunch_s = 9e-6\n[sources]\n"host.launch_s" = "felt"\n'
 )

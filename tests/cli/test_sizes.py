@@ -14,7 +14,7 @@ import gpuir
 from gpuir.cli import options
 from gpuir.cli.main import main
 
-ENCODER = str(Path(__file__).parents[1] / "small_encoder.onnx")
+ENCODER = str(Path(__file__).parents[1] / "encoder.onnx")
 
 
 def analyze(*args: str, status: int = 0) -> Result:

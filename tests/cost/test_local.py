@@ -17,7 +17,7 @@ from gpuir.targets.target import FrozenTable
 
 A100 = load_target("a100")
 ROWS = sized.rows(4096.0, 1024.0, f32, "softmax")
-ENCODER = Path(__file__).parents[2] / "examples" / "encoder.onnx"
+ENCODER = Path(__file__).parents[2] / "tests" / "encoder.onnx"
 
 
 def knowing(*measured: tuple[work.Work, float], target=A100):

@@ -18,7 +18,7 @@ from gpuir.ops import kernel as k
 from gpuir.ops import tensor as t
 from gpuir.run.loading import is_torch
 
-ENCODER = str(Path(__file__).parents[2] / "examples" / "encoder.onnx")
+ENCODER = str(Path(__file__).parents[2] / "tests" / "encoder.onnx")
 DIMS = {"batch": 2, "seq": 16}
 
 
@@ -140,7 +140,7 @@ def test_a_training_step_of_an_onnx_file():
     gradients = {name for name, role in step.roles if role == "gradient"}
     assert gradients <= {f"{name}.grad" for name in weights}
     assert {v.name for v in step.over if v} <= weights
-    assert len(gradients) > 100
+    assert len(gradients) > 30
     forward, both = (sum(n.op.flops() for n in g.walk()) for g in (plain, step))
     assert 2.5 * forward < both < 3.5 * forward
 

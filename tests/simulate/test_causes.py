@@ -13,7 +13,7 @@ from gpuir.simulate.step import part_times
 from gpuir.simulate.timeline import Prepared, timeline
 from gpuir.targets.profile import NO_HOST, profile_of
 
-ENCODER = "examples/encoder.onnx"
+ENCODER = "tests/encoder.onnx"
 
 
 def costed(batch: int = 1, profile: str = "eager", target: str = "a100", **options):

@@ -12,7 +12,7 @@ from gpuir.simulate.held import PartBytes, held_bytes, part_bytes
 from gpuir.simulate.memory import memory
 from gpuir.simulate.microbatches import Task, task_orders
 
-ENCODER = Path(__file__).parents[2] / "examples" / "encoder.onnx"
+ENCODER = Path(__file__).parents[2] / "tests" / "encoder.onnx"
 CHAIN = """graph @g {
   in %x: f32[1024, 1024]
   param %w: f32[1024, 1024]

@@ -24,7 +24,7 @@ US = 1e-6
 
 
 def encoder(target: str = "a100", batch: int = 1, seq: int = 8) -> Graph:
-    model = gpuir.load("examples/encoder.onnx", dims={"batch": batch, "seq": seq})
+    model = gpuir.load("tests/encoder.onnx", dims={"batch": batch, "seq": seq})
     return gpuir.analyze(gpuir.lower(model, profile="ideal"), target).graph
 
 
@@ -295,7 +295,7 @@ def test_device_work_counts_once_where_kernels_overlap():
 def test_branches_are_found_in_the_graph():
     """The three projections of an attention layer read one value, and what follows waits: under a
     stack that does not make them one product."""
-    model = gpuir.load("examples/encoder.onnx", dims={"batch": 1, "seq": 16})
+    model = gpuir.load("tests/encoder.onnx", dims={"batch": 1, "seq": 16})
     g = gpuir.analyze(model, "a100", profile="tensorrt").graph
     found = [x for x in written_out(launched_by(g, apart=True)) if not x.empty]
     assert len(found) == sum(not x.empty for x in launched_by(g) if isinstance(x, Launch))
@@ -484,7 +484,7 @@ def test_indices_of_what_is_not_zero_are_waited_for():
 
 
 def test_what_stays_on_the_device_is_not_copied():
-    encoder = str(Path(__file__).parent.parent.parent / "examples/encoder.onnx")
+    encoder = str(Path(__file__).parent.parent.parent / "tests/encoder.onnx")
     g = gpuir.load(encoder, dims={"batch": 1, "seq": 8}, train=True, optimizer="adamw")
     costed = gpuir.analyze(g, "t4", profile="ort").graph
     found, _ = costed_launches(costed, apart=False)

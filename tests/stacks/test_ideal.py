@@ -104,5 +104,5 @@ def test_no_stack_is_quicker_on_a_classic_net(path: Path):
 
 
 def test_no_stack_is_quicker_on_an_encoder():
-    g = gpuir.load("examples/encoder.onnx", dims={"batch": 2, "seq": 64})
+    g = gpuir.load("tests/encoder.onnx", dims={"batch": 2, "seq": 64})
     assert slower_than(g, "a100") == {}

@@ -106,7 +106,7 @@ def test_a_base_may_be_a_file_beside_it(spec):
 
 def test_a_graph_keeps_its_profile_through_text(spec):
     name = spec()
-    model = gpuir.load(ROOT / "examples/encoder.onnx", dims={"batch": 1, "seq": 8})
+    model = gpuir.load(ROOT / "tests/encoder.onnx", dims={"batch": 1, "seq": 8})
     g = gpuir.analyze(model, "a100", profile=name).graph
     again = gpuir.parse(gpuir.show(g))
     assert gpuir.analyze(again).profile == "mine"

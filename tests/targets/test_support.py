@@ -17,7 +17,7 @@ from gpuir.run.spaces import latencies
 from gpuir.targets.profile import load_profile, profile_names
 from gpuir.targets.support import load_operators, reason, refusal
 
-ENCODER = str(Path(__file__).parent.parent.parent / "examples" / "encoder.onnx")
+ENCODER = str(Path(__file__).parent.parent.parent / "tests" / "encoder.onnx")
 PLAIN = 'graph @g { in %x: f32[4096] %y: f32[4096] = t.map("relu", [%x]) at "m:R" out %y }'
 
 
