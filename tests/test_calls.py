@@ -37,14 +37,24 @@ def each(arg: ast.expr, known: dict[str, int]) -> int:
             return 1
 
 
+def may_be_long(node: ast.AST) -> bool:
+    if not isinstance(node, ast.Call):
+        return False
+    return len(node.args) > MOST or any(isinstance(arg, ast.Starred) for arg in node.args)
+
+
 def long_calls(path: Path) -> Iterator[tuple[int, ast.Call]]:
     tree = ast.parse(path.read_text())
-    functions = [n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef)]
+    nodes = list(ast.walk(tree))
+    if not any(map(may_be_long, nodes)):
+        return
+    functions = [n for n in nodes if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef)]
     seen: set[ast.Call] = set()
     for scope in (*reversed(functions), tree):  # the innermost function first
-        known = tuples(scope)
-        for node in ast.walk(scope):
-            if isinstance(node, ast.Call) and node not in seen:
+        calls = [n for n in ast.walk(scope) if isinstance(n, ast.Call) and may_be_long(n)]
+        known = tuples(scope) if calls else {}
+        for node in calls:
+            if node not in seen:
                 seen.add(node)
                 if (n := width(node.args, known)) > MOST:
                     yield n, node
