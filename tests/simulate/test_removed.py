@@ -208,7 +208,7 @@ TWO_BUBBLE = gpuir.Parallel(dp=2, pp=2, microbatches=2, schedule="zero-bubble")
 EVERY = 'checkpoint="layers.*"'
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=5, deadline=None)
 @given(cases("eager"))
 @example(Case(4, 256, (1, "norm"), gpuir.Parallel(pp=4, microbatches=4)))
 @example(Case(6, 512, (2, "act"), ZERO_BUBBLE, cast="bf16", again=EVERY))
