@@ -339,7 +339,10 @@ def limit_of_modules() -> int:
         register = lambda f: counted.append(f) or hook  # noqa: E731
         patch.setattr(hf, "register_module_module_registration_hook", register)
         with hf.of_modules("model"):
-            return last(lambda n: not refuses(counted[0]), range(1, 1 << 21))
+            made = 0
+            while not refuses(counted[0]):
+                made += 1
+            return made
 
 
 def operands() -> int:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -116,11 +118,17 @@ def test_ends_hold_as_many_of_further_rows_as_they_say(count: int):
         assert 0.79 <= np.mean(inside) <= 0.8 + 2 / (count + 1) + 0.01
 
 
+@cache
+def fitted(noise: float) -> tuple[Target, Any]:
+    target, (found,) = calibration(CPU, measured(noise))
+    return target, found
+
+
 @pytest.mark.parametrize(("noise", "most"), [(0.05, 1.0), (0.25, 0.9), (0.6, 0.9)])
 def test_an_interval_holds_rows_as_far_off_as_those_left_out(noise: float, most: float):
     """Further measurements as noisy as those of the calibration: 80 % are inside, or more where
     other devices were further off; and noise makes wide intervals."""
-    target, (fit,) = calibration(CPU, measured(noise))
+    target, fit = fitted(noise)
     assert target.backtest == {"cpu.low": fit.ends[0], "cpu.high": fit.ends[1]}
     inside: list[np.ndarray] = []
     for b in (b for seed in (1, 2) for b in measured(noise, seed=seed) if len(b.works) == 1):
@@ -129,7 +137,7 @@ def test_an_interval_holds_rows_as_far_off_as_those_left_out(noise: float, most:
         assert (found.low_s <= found.time_s * fit.ends[0] * (1 + 1e-9)).all()
         assert (found.high_s >= found.time_s * fit.ends[1] * (1 - 1e-9)).all()
     assert 0.75 < np.mean(np.concatenate(inside)) <= most
-    quiet = calibration(CPU, measured(0.05))[1][0].ends
+    quiet = fitted(0.05)[1].ends
     assert fit.ends[1] / fit.ends[0] >= quiet[1] / quiet[0]
     if noise == 0.6:
         assert fit.ends[0] < 0.7 and fit.ends[1] > 1.5
