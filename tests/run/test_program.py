@@ -13,7 +13,7 @@ import gpuir
 from gpuir.ir.errors import GpuirError, UsageError
 from gpuir.run.symbols import Sampled
 
-ENCODER = str(Path(__file__).parents[1] / "small_encoder.onnx")
+ENCODER = str(Path(__file__).parents[1] / "encoder.onnx")
 
 
 def pyramid(tmp_path):
