@@ -22,6 +22,7 @@ from torch.utils._pytree import tree_leaves
 from gpuir.files import read_json
 from gpuir.frontends.torch import masks, scans
 from gpuir.frontends.torch.attention import attention, seen
+from gpuir.frontends.torch.later import later
 from gpuir.frontends.torch.program import DTYPES, TorchProgram, unheard, unsupported
 from gpuir.ir.errors import GpuirError, ModelError, UsageError, nearest, reason
 
@@ -88,6 +89,10 @@ LEFT_OUT = (  # they name code that is not transformers' own: a repository's, ke
 )
 WEIGHTS = "checkpoint_path"  # a file of weights that timm would load, which may be a pickle
 INSTALL = "pip install 'gpuir[hf]'"
+RARE = {  # what transformers imports for the losses of detectors, and to write checkpoints
+    "scipy.optimize": ("linear_sum_assignment",),
+    "torchao.prototype.safetensors.safetensors_support": ("flatten_tensor_state_dict",),
+}
 
 
 def program(
@@ -239,6 +244,8 @@ def quiet() -> Generator[None]:
         try:
             import_module("transformers")
             hub: Any = import_module("huggingface_hub.constants")
+            with later(RARE):
+                import_module("transformers.modeling_utils")
         except ImportError as error:
             raise UsageError(
                 "Hugging Face configs need transformers", found=reason(error), fix=INSTALL
