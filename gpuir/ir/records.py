@@ -13,12 +13,14 @@ from dataclasses import fields, is_dataclass
 from enum import Enum
 from functools import cache
 from importlib import import_module
+from operator import attrgetter
 from typing import Any, cast
 
 from gpuir.ir.sizes import FIRST, Key, Size, each_size, value
 
 FORM = 1  # of the text
 ROOMS = ("gpuir.ir.", "gpuir.ops.", "gpuir.cost.", "gpuir.simulate.", "gpuir.plan.", "gpuir.run.")
+PLAIN = frozenset((str, int, float, bool, type(None)))
 APART = ("gpuir.ir.graph:Node", "gpuir.ir.graph:Graph")  # two that are equal stay two
 
 
@@ -63,23 +65,28 @@ class _Entries:
 
     def __init__(self) -> None:
         self.kinds: dict[str, int] = {}
-        self.plain: dict[tuple[type, str], Any] = {}
-        self.places: dict[tuple[type, str], int] = {}
+        self.plain: dict[tuple[type, Any], Any] = {}
+        self.places: dict[tuple[type, Any], int] = {}
         self.rows: list[tuple[int, ...]] = []
         self.equal: dict[tuple[int, ...], int] = {}
         self.known: dict[int, tuple[int, Any]] = {}  # by identity, with the object that has it
 
     def place(self, x: Any) -> int:
         kind = cast(Any, type(x))
-        if kind in (str, int, float, bool, type(None)):
-            key = kind, x if kind is str else repr(x)  # 1, 1.0 and True are three
-            if key not in self.places:
-                self.places[key] = len(self.places)
+        if kind in PLAIN:
+            key = (
+                kind,
+                repr(x) if kind is float else x,
+            )  # 1, 1.0 and True are three, 0.0 and -0.0 two
+            place = self.places.get(key)
+            if place is None:
+                place = self.places[key] = len(self.places)
                 self.plain[key] = x
-            return self.places[key]
-        if id(x) not in self.known:
-            self.known[id(x)] = self.record(kind, x), x
-        return self.known[id(x)][0]
+            return place
+        known = self.known.get(id(x))
+        if known is None:
+            known = self.known[id(x)] = self.record(kind, x), x
+        return known[0]
 
     def record(self, kind: Any, x: Any) -> int:
         if kind is tuple:
@@ -89,16 +96,11 @@ class _Entries:
         if kind in (dict, frozenset):
             rows = cast("dict[Any, Any]", x).items() if kind is dict else sorted(x)
             return self.row(kind.__name__, (tuple(rows),))
-        name = f"{kind.__module__}:{kind.__qualname__}"
         if not _is_record(kind):
             if getattr(x, "shape", None) == ():  # a number of numpy's
                 return self.place(x.item())
-            raise NotWritten(f"{name} is no record")
-        if issubclass(kind, Enum):
-            return self.row(name, (x.value,))
-        if issubclass(kind, tuple):
-            return self.row(name, x)
-        return self.row(name, [getattr(x, name) for name in _names(kind)])
+            raise NotWritten(f"{_name(kind)} is no record")
+        return self.row(_name(kind), _values(kind)(x))
 
     def row(self, name: str, parts: Any) -> int:
         kind = self.kinds.setdefault(name, len(self.kinds))
@@ -108,6 +110,11 @@ class _Entries:
             self.rows.append(row)
             place = self.equal[row] = -len(self.rows)
         return place
+
+
+@cache
+def _name(kind: type[Any]) -> str:
+    return f"{kind.__module__}:{kind.__qualname__}"
 
 
 @cache
@@ -122,8 +129,16 @@ def _is_record(kind: type[Any]) -> bool:
 
 
 @cache
-def _names(kind: type[Any]) -> tuple[str, ...]:
-    return tuple(f.name for f in fields(kind))
+def _values(kind: type[Any]) -> Callable[[Any], Any]:
+    """What gives the fields of a record, in order."""
+    if issubclass(kind, Enum):
+        return lambda x: (x.value,)
+    if issubclass(kind, tuple):
+        return tuple
+    names = [f.name for f in fields(kind)]
+    if len(names) > 1:
+        return attrgetter(*names)
+    return lambda x: [getattr(x, name) for name in names]
 
 
 def _is_frozen(kind: Any) -> bool:

@@ -44,7 +44,7 @@ from gpuir.targets.spec import spec_folder
 
 MOST_BYTES = 256 << 20  # of all entries: the least recently used ones go
 WAIT_S = 2.0  # for other processes
-DIGESTED = 64 << 20  # bytes of a file whose content counts; of a larger one its dates do
+DIGESTED = 8 << 20  # bytes of a file whose content counts; of a larger one its dates do
 MOST_FAILED = 2  # times that graphs of several sizes may turn out not to tell others
 MOST_POINTS = 16  # at which a model was loaded, that are kept
 MOST_VARIANTS = 4  # of kernels: what passes decide by sizes
