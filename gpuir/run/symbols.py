@@ -225,9 +225,11 @@ class Sampled:
 
 
 def _between(low: int, high: int) -> int:
-    """A number between, odd where one is: what is rounded up to whole blocks shows there."""
+    """A number between, one more than whole blocks, as large ones as there are: there it shows by
+    how much what is rounded is rounded up."""
     middle = low + int(0.618 * (high - low))
-    return middle | 1 if middle | 1 < high else middle
+    ones = (middle // part * part + 1 + up for part in reversed(PARTS) for up in (0, part))
+    return next((n for n in ones if low < n < high), middle)
 
 
 def _apart(points: Columns) -> Iterator[NDArray[np.int64]]:

@@ -240,6 +240,18 @@ def test_blocks_that_are_filled_up_are_no_straight_line():
             assert found.at({"n": 8 + i}) == made[8 + i]
 
 
+def test_blocks_are_counted_as_they_are_rounded():
+    """Up, or down, where the ends are multiples and do not tell."""
+    batches = [gpuir.load(ENCODER, dims={"batch": n, "seq": 8}) for n in range(2, 13)]
+    for up in (7, 0):
+        made = {n: batches[(n + up) // 8] for n in range(8, 73)}
+        sampled = Sampled(lambda point, made=made: made[point["n"]])
+        ((found, places),) = sampled.graphs({"n": np.arange(8, 73)})
+        assert len(places) == 65
+        for n in range(8, 73):
+            assert found.at({"n": n}) == made[n], (up, n)
+
+
 def test_a_model_that_takes_no_point_says_so():
     with pytest.raises(GpuirError, match=r"none\.onnx"):
         gpuir.program("none.onnx").times({"batch": [1, 2]}, "a100")
