@@ -41,7 +41,7 @@ drawn = 0
 
 
 @seed(5)
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck), database=None)
+@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck), database=None)
 @given(graphs())
 def test_any_graph_under_any_profile_in_any_format(g):
     global drawn
