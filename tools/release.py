@@ -3,9 +3,10 @@
 usage: python tools/release.py [--out FOLDER]
 
 Each is installed into a fresh virtual environment, without extras, and runs there in an empty
-folder: commands, the Python quick start, and the example of the README. Prints sizes, start-up
-times beside Python's own, and the licence of everything that is installed; a licence that is not
-permissive ends it, as does any command that fails. Needs `build` and the network, for dependencies.
+folder. The wheel is made of the sdist: of that the quick start runs, of the wheel commands, too.
+Prints sizes, start-up times beside Python's own, and the licence of everything that is installed; a
+licence that is not permissive ends it, as does any command that fails. Needs `build` and the
+network, for dependencies.
 """
 
 from __future__ import annotations
@@ -69,6 +70,18 @@ def tried(artifact: Path, folder: Path) -> None:
     version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
     if run([gpuir, "--version"], empty) != f"gpuir {version}\n":
         sys.exit(f"{artifact.name} has another version than {version}")
+    run([python, "quickstart.py"], empty)
+    typed = (
+        "import gpuir, pathlib; print((pathlib.Path(gpuir.__file__).parent/'py.typed').exists())"
+    )
+    if run([python, "-c", typed], empty) != "True\n":
+        sys.exit(f"{artifact.name} has no py.typed")
+    if artifact.suffix == ".whl":
+        tried_wholly(venv, empty)
+
+
+def tried_wholly(venv: Path, empty: Path) -> None:
+    python, gpuir = str(venv / "bin" / "python"), str(venv / "bin" / "gpuir")
     dims = ("--dims", "batch=8,seq=128")
     for command in (
         ["targets", "a100"],
@@ -79,12 +92,6 @@ def tried(artifact: Path, folder: Path) -> None:
         ["advise", "model.onnx", "--target", "a100", *dims],
     ):
         run([gpuir, *command], empty)
-    run([python, "quickstart.py"], empty)
-    typed = (
-        "import gpuir, pathlib; print((pathlib.Path(gpuir.__file__).parent/'py.typed').exists())"
-    )
-    if run([python, "-c", typed], empty) != "True\n":
-        sys.exit(f"{artifact.name} has no py.typed")
     site = next((venv / "lib").glob("python*/site-packages"))
     installed = sum(p.stat().st_size for p in site.rglob("*") if p.is_file() and not _is_pip(p))
     print(f"  installed, with dependencies: {installed / 1e6:,.0f} MB")
