@@ -332,8 +332,10 @@ def whole(n: Any) -> int:
 
 
 def real(n: Any) -> float:
-    """A number as a float, a size as it is."""
-    return cast(float, n) if type(n) is Size else float(n)
+    """A number as a float; of a size, one that is a float at all points."""
+    if type(n) is not Size:
+        return float(n)
+    return cast(float, Size(float(n.at), {m: float(x) for m, x in n.poly.items()}))
 
 
 def of_sizes(function: Callable[..., float]) -> Callable[..., float]:

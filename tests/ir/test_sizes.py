@@ -15,6 +15,7 @@ from gpuir.ir.sizes import (
     Size,
     by_form,
     each_size,
+    is_size,
     moved,
     of_sizes,
     pinned,
@@ -172,7 +173,7 @@ def test_it_passes_for_a_number():
     assert isinstance(n, int)
     assert isinstance(n / 8, float)
     assert whole(n) is n
-    assert real(n) is n
+    assert is_size(real(n)) and real(n) == n
     assert (whole(np.int64(3)), real(3)) == (3, 3.0)
     match n:
         case int():
@@ -223,3 +224,13 @@ def test_a_function_is_called_anew_at_each_point():
     assert symbols(found) == {"n"}
     assert value(found, {"n": np.array([3, 5, 3])}).tolist() == [4.0, 6.0, 4.0]
     assert twice("", 4) == 8.0
+
+
+def test_a_size_made_real_is_a_float_at_all_points():
+    """As `float` of the number is: texts have 180.0, not 180."""
+    n = Size.symbol("n", 4)
+    for x in (real(n // 2 * 3), real(n * n + 1)):
+        assert isinstance(x, float)
+        assert type(value(x, {"n": 12})) is float
+    assert value(real(n // 2 * 3), {"n": 12}) == 18.0
+    assert type(real(3)) is float
