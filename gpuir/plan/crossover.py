@@ -35,7 +35,7 @@ def crossover(answer_of: Callable[[int], Answer | None], least: int, most: int) 
     kernels grow with the value and the host's work does not. `answer_of` gives None for a value
     that the model does not take.
 
-    Each value costs a load, so few are tried: by leaps, then among doublings of `least`, between
+    A value may cost a load, so few are tried: by leaps, then among doublings of `least`, between
     two of which the gap is halved, first where what is known says that the answer lies.
     """
     tries = Tries(answer_of)
