@@ -18,9 +18,10 @@ import re
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, is_dataclass, replace
+from fractions import Fraction
 from functools import lru_cache, wraps
 from importlib import import_module
-from math import gcd
+from math import gcd, isfinite
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 
 if TYPE_CHECKING:  # numpy, which sizes alone do not need
@@ -483,8 +484,17 @@ def _divided(a: Any, b: Any) -> Any:
     if p == q:
         return 1.0
     if (over := _over(p, q)) is not None:
-        return _size(at, {m: n / over[1] for m, n in over[0].items()})
+        p, by = over
+        if all(_is_exact(n, by) for n in p.values()):
+            return _size(at, {m: n / by for m, n in p.items()})
+        q = {ONE: by}
     return Size(at, {(("/", _key(p), _key(q)),): 1})
+
+
+@lru_cache(KEPT)
+def _is_exact(n: Any, by: Any) -> bool:
+    """Whether a quotient is a float as it is: what is rounded twice is not the same."""
+    return isfinite(by) and Fraction(n / by) * Fraction(by) == n
 
 
 def _quotient(a: Any, b: Any) -> Any:

@@ -238,10 +238,12 @@ class ModelProgram:
             except Exception as error:  # what code does not do with sizes, it does with numbers
                 LOG.debug("%s at %s alone: %r", graph.name, point, error)
                 kernels = program = None
-        if kernels is None or program is None:
+        conditions = recording.conditions()
+        here = {name: np.array([n]) for name, n in point.items()}
+        if kernels is None or program is None or not conditions.hold(here).all():  # as of rounding
             plain = each_size(graph, lambda x: value(x, point))
             return self._refused(plain, device, Conditions.only(point))
-        return Variant(kernels, program, recording.conditions())
+        return Variant(kernels, program, conditions)
 
     def _refused(self, graph: Graph, device: Target, only: Conditions) -> Variant:
         try:

@@ -234,3 +234,13 @@ def test_a_size_made_real_is_a_float_at_all_points():
         assert type(value(x, {"n": 12})) is float
     assert value(real(n // 2 * 3), {"n": 12}) == 18.0
     assert type(real(3)) is float
+
+
+@given(st.integers(1, 5000), st.integers(1, 300))
+def test_a_quotient_is_rounded_as_python_does(n, times):
+    size = Size.symbol("a", n)
+    with recorded() as recording:
+        assert size / n >= 1.0
+        assert (times * size) / (3 * n) == times / 3
+    assert recording.conditions().hold({"a": np.array([n])}).all()
+    assert value(size / 239, {"a": np.array([n, 239])}).tolist() == [n / 239, 1.0]
