@@ -1,6 +1,6 @@
 """What one more point of a large model takes: a command after another, and the step function.
 
-usage: python benchmarks/many_points.py [--runs N] [--large]        (pip install -e '.[torch]' first)
+usage: python benchmarks/many_points.py [--runs N] [--large]    (pip install -e '.[bench]' first)
 
 The model is a decoder of the size of Llama-3.1-8B, by its config. Each run begins with an empty
 cache; the commands of a row come in turn, each in a process of its own. A ratio is to the first
@@ -24,9 +24,9 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 from rich.table import Table
+from run import ENVIRONMENT, cpu_s, measure
 
 import gpuir
-from run import ENVIRONMENT, cpu_s, measure
 
 LLAMA: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -120,8 +120,8 @@ def step_function(folder: Path) -> Table:
         seconds, count = cpu_s(lambda: program.times(points, target)), len(points["batch"])
         table.add_row(name, f"{count:,}", f"{seconds:.3f}", f"{seconds / count * 1e6:.0f}")
 
-    def some(seed_free: int = POINTS) -> dict[str, Any]:
-        return {n: draw.integers(low, high + 1, seed_free) for n, (low, high) in ends.items()}
+    def some() -> dict[str, Any]:
+        return {n: draw.integers(low, high + 1, POINTS) for n, (low, high) in ends.items()}
 
     row("ends: the loads", ends, "h100-sxm")
     row("first points", some(), "h100-sxm")
