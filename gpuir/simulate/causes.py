@@ -57,6 +57,8 @@ class Again:
         self.launch_s = load_target(graph.target).launch_s if graph.target else 0.0
         found = counted(self.made.script.calls.found)
         self.sent = {x.kernel for x, _ in found if x.group}
+        costs = enumerate(self.made.costs)
+        self.each = [*{id(x): x for i, x in costs if i not in self.sent}.values()]  # alike are one
 
     def without(self, cause: Cause) -> Timeline:
         """When it runs, were one cause gone."""
@@ -69,8 +71,9 @@ class Again:
     def seconds(self, cause: Cause) -> list[float]:
         """What each kernel would take."""
         sent = 0.0 if cause == "communication" else 1.0
+        each = {id(x): less(x, cause, self.launch_s) for x in self.each}
         return [
-            sent * x.time_s if i in self.sent else less(x, cause, self.launch_s)
+            sent * x.time_s if i in self.sent else each[id(x)]
             for i, x in enumerate(self.made.costs)
         ]
 
