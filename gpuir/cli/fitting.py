@@ -155,7 +155,7 @@ class _Search:
 
 
 def _loaded(asked: ModelRun, profile: str | None, how: gpuir.LoadOptions) -> gpuir.Graph:
-    stack = {"profile": profile, "tf32": asked.costing.tf32}
+    stack: dict[str, Any] = {"profile": profile, "tf32": asked.costing.tf32}
     return asked.loading.load(asked.model, asked.loaded, lambda _: None, how, **stack)
 
 
