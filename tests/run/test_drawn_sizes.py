@@ -52,8 +52,9 @@ def resized(op: Op, n: int) -> Op:
             return replace(op, sizes=extents(sizes, n))
         case t.Constant(type, values) if EXTENT in type.shape:
             type = sized(type, n)
-            experts = tuple(i % 3 for i in range(prod(type.shape)))
-            return t.Constant(type, values if len(values) == 1 else experts)
+            if len(values) > 1:  # the experts of tokens
+                values = tuple(i % 3 for i in range(prod(type.shape)))
+            return t.Constant(type, values)
         case _:
             return op
 
