@@ -409,12 +409,15 @@ def long_chain(nodes: int) -> Graph:
 
 
 def test_thousands_of_kernels_stay_quick(opened: Any):
-    """A bar is a pixel or more: of 2,000 launches few are drawn until one zooms in."""
-    s = gpuir.analyze(long_chain(2000), "a100", profile="eager")
-    assert s.launches == 2000
+    """A bar is a pixel or more: of 5,000 launches few are drawn until one zooms in."""
+    g = gpuir.analyze(long_chain(5000), "a100", profile="eager").graph
+    s = gpuir.analyze(g)
+    assert s.launches == 5000
+    text = html([s])
+    assert len(text) < 4e6
     found = opened([s])
     bars = found.tab.locator("#chart-timeline .point")
-    assert bars.count() < 1500
+    assert bars.count() < 3000
     shades = (
         "document.querySelector('#chart-timeline').data.map(t => Math.min(...t.marker.opacity))"
     )
@@ -424,6 +427,6 @@ def test_thousands_of_kernels_stay_quick(opened: Any):
         await Plotly.relayout("chart-timeline", {"xaxis.range": [from, to]});
         return performance.now() - start;
     }"""
-    assert found.tab.evaluate(zoom, [0.5 * s.latency_s, 0.505 * s.latency_s]) < 5000
+    assert found.tab.evaluate(zoom, [0.5 * s.latency_s, 0.502 * s.latency_s]) < 5000
     assert 10 <= bars.count() <= 50
     assert found.complaints == []

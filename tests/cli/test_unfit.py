@@ -33,7 +33,7 @@ def changed(args: tuple[str, ...], option: str) -> tuple[str, ...]:
     return (*args, *shlex.split(option))
 
 
-@pytest.mark.parametrize("target", ["h100:1g.10gb", "x86-64-v3"])
+@pytest.mark.parametrize("target", ["t4", "h100:1g.10gb", "mi300x", "x86-64-v3"])
 def test_the_first_line_says_so_and_what_fits(target: str):
     args = ("analyze", ENCODER, "--target", target, *LARGE)
     done = run(*args, status=1)
