@@ -95,6 +95,12 @@ class Conditions:
             found &= (steps != 0).sum(axis=0) + 1 == self.different
         return found
 
+    def hold_at(self, point: Mapping[str, int]) -> bool:
+        """Whether they do, at one point."""
+        import numpy as np
+
+        return bool(self.hold({name: np.array([n]) for name, n in point.items()})[0])
+
     def __str__(self) -> str:
         """One condition a line, those that name a single number first."""
         ordered = sorted(self.relations, key=lambda x: (not (x[2] and x[0] == "=="), len(x[1])))

@@ -27,8 +27,6 @@ from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple, Self, Unpack, cast
 
-import numpy as np
-
 from gpuir.files import hearing_inputs, note_input
 from gpuir.ir.errors import GpuirError, UsageError
 from gpuir.ir.graph import Graph
@@ -388,7 +386,7 @@ class _Variants:
         if (found := _entry(self.store, self.named[0])) is None:
             return None
         for conditions, kernels in found[1]:
-            if conditions.hold({name: np.array([n]) for name, n in point.items()}).all():
+            if conditions.hold_at(point):
                 return read(kernels, point)
         return None
 
@@ -404,8 +402,11 @@ class _Variants:
             except Exception as error:  # what code does not do with sizes, it does with numbers
                 LOG.debug("%s at %s alone: %r", graph.name, loaded.point, error)
                 return None
+        conditions = recording.conditions()
+        if not conditions.hold_at(loaded.point):  # as of rounding
+            return None
         before = _entry(self.store, self.named[0])
-        variants = ((recording.conditions(), text), *(before[1] if before else ()))
+        variants = ((conditions, text), *(before[1] if before else ()))
         _put(self.store, self.named, [], variants[:MOST_VARIANTS])
         return read(text, loaded.point)
 

@@ -13,7 +13,7 @@ variant. A point that meets those of none makes another.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import count
 from os import PathLike, fspath
@@ -54,6 +54,7 @@ class Variant:
     error: GpuirError | None = None
 
 
+FEW = 2  # points that are loaded one by one: to know what is between takes a third
 LOG = logging.getLogger("gpuir.run.program")
 NOTHING = Graph(Level.kernel, "")
 
@@ -239,8 +240,7 @@ class ModelProgram:
                 LOG.debug("%s at %s alone: %r", graph.name, point, error)
                 kernels = program = None
         conditions = recording.conditions()
-        here = {name: np.array([n]) for name, n in point.items()}
-        if kernels is None or program is None or not conditions.hold(here).all():  # as of rounding
+        if kernels is None or program is None or not conditions.hold_at(point):  # as of rounding
             plain = each_size(graph, lambda x: value(x, point))
             return self._refused(plain, device, Conditions.only(point))
         return Variant(kernels, program, conditions)
@@ -257,6 +257,16 @@ class ModelProgram:
         if graph.level >= Level.kernel:
             return graph
         return lowering(graph, device, self.passes).run(graph)
+
+
+@dataclass(repr=False)
+class ReadProgram(ModelProgram):
+    """Of a model that `read` gives at a point, and not `gpuir.load` alone."""
+
+    read: Callable[[Mapping[str, int]], Graph] = field(kw_only=True)
+
+    def load(self, point: Mapping[str, int]) -> Graph:
+        return self.read(point)
 
 
 @takes(
