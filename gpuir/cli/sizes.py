@@ -20,24 +20,13 @@ from gpuir.passes.math import run_under
 from gpuir.plan.space.points import ProgramPoints, answers, at
 from gpuir.report.answer import Answer
 from gpuir.run.analysis import answer, costed
-from gpuir.run.program import ModelProgram
+from gpuir.run.program import FEW, ModelProgram, ReadProgram
 from gpuir.targets.load import load_target
 from gpuir.targets.target import Target
 
 Point = Mapping[str, int]
 KEPT = 64  # graphs that are kept
 LEAP, AHEAD = 16, 1.25  # how many times a size a search may ask for, at first and then
-FEW = 2  # points that are loaded one by one: to know what is between takes a third
-
-
-@dataclass
-class _Lowered(ModelProgram):
-    """With what the command does to the model before the passes of the profile."""
-
-    read: Callable[[Point], Graph] = field(kw_only=True)
-
-    def load(self, point: Point) -> Graph:
-        return self.read(point)
 
 
 @dataclass
@@ -103,7 +92,7 @@ class SizedModel:
 
     def under(self, profile: str | None) -> ModelProgram:
         if profile not in self.programs:
-            self.programs[profile] = _Lowered(
+            self.programs[profile] = ReadProgram(
                 self.model,
                 {},
                 profile,

@@ -7,7 +7,7 @@ import hashlib
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cache, lru_cache
 from pathlib import Path
 from typing import IO, Any, Self
@@ -31,7 +31,7 @@ from gpuir.plan.space.space import OWN, DesignSpace, Job, RankPlan, Site
 from gpuir.report.answer import Answer
 from gpuir.run.analysis import lowering
 from gpuir.run.loading import load
-from gpuir.run.program import ModelProgram
+from gpuir.run.program import FEW, ReadProgram
 from gpuir.run.ranks import SharedByPlans, simulate_ranks
 from gpuir.stacks.table import pipeline
 from gpuir.store import Store, digest, version
@@ -44,7 +44,6 @@ ROWS = (1024, 16384)  # of a part, at least and at most, where there are as many
 PARTS = 16  # in between: as many as fill a few workers evenly
 LOWERED = 4  # jobs of one task
 SIZED = 256  # the same, of jobs that differ in their sizes alone
-FEW = 2  # of which so many are loaded one by one: to know what is between takes a third
 PLANNED = 2  # the same, of jobs that are cut over ranks
 MANIFEST = "_space.json"
 
@@ -103,17 +102,15 @@ def lowered(tasks: Sequence[tuple[Job, str]], loading: JobLoading) -> list[str]:
     their sizes alone are one program, asked for its points."""
     texts: dict[tuple[Job, str], str] = {}
     for (_, target), jobs in grouped(tasks).items():
-        few = len(jobs) <= FEW or not jobs[0].dims
-        programs = [_lowered(x, target, loading) for x in jobs] if few else None
-        for job, program in zip(jobs, programs or _sized(jobs, target, loading), strict=True):
-            texts[job, target] = written(program)
+        if len(jobs) <= FEW:
+            programs = (_lowered(job, target, loading) for job in jobs)
+        else:
+            programs = _sized(jobs, target, loading)
+        texts.update(((job, target), written(x)) for job, x in zip(jobs, programs, strict=True))
     return [texts[task] for task in tasks]
 
 
-Tasks = Sequence[tuple[Job, str]]
-
-
-def grouped(tasks: Tasks) -> dict[tuple[Job, str], list[Job]]:
+def grouped(tasks: Iterable[tuple[Job, str]]) -> dict[tuple[Job, str], list[Job]]:
     """Jobs of one model, dtype and profile on one target, whose sizes have the same names."""
     groups: dict[tuple[Job, str], list[Job]] = {}
     for job, target in tasks:
@@ -122,21 +119,14 @@ def grouped(tasks: Tasks) -> dict[tuple[Job, str], list[Job]]:
     return groups
 
 
-@dataclass
-class _JobsProgram(ModelProgram):
-    """The model of jobs as a function of their sizes."""
-
-    job: Job = field(kw_only=True)
-    loading: JobLoading = field(kw_only=True)
-
-    def load(self, point: Mapping[str, int]) -> Graph:
-        return graph_of(replace(self.job, dims=tuple(point.items())), self.loading)
-
-
 def _sized(jobs: Sequence[Job], target: str, loading: JobLoading) -> Iterator[Program]:
     """Programs of jobs that differ in their sizes alone."""
     job = jobs[0]
-    made = _JobsProgram(job.model, {}, job.profile or None, job=job, loading=loading)
+
+    def graph(point: Mapping[str, int]) -> Graph:
+        return graph_of(replace(job, dims=tuple(point.items())), loading)
+
+    made = ReadProgram(job.model, {}, job.profile or None, read=graph)
     points = {name: np.array([dict(x.dims)[name] for x in jobs]) for name, _ in job.dims}
     found: dict[int, Program] = {}
     for error, x in made.kernels_at(points, load_target(target)):
@@ -593,7 +583,7 @@ class SpaceSweep:
         found = dict(self.store.among(query, list(keys.values())))
         missing = [x for x in wanted if keys[x[0], x[1]] not in found]
         variant = {(j, target): v for j, v, target in missing}
-        alike = [[(j, t) for j in x] for (_, t), x in grouped([*variant]).items()]
+        alike = [[(j, t) for j in x] for (_, t), x in grouped(variant).items()]
         others = [task for x in alike if len(x) <= FEW for task in x]
         chunks = [x[i : i + SIZED] for x in alike if len(x) > FEW for i in range(0, len(x), SIZED)]
         chunks += [others[i : i + LOWERED] for i in range(0, len(others), LOWERED)]
