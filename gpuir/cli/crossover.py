@@ -46,8 +46,7 @@ def search(asked: ModelRun, dim: str) -> list[Crossing]:
         warn(text)
     costing, loaded = asked.costing, asked.loaded
     model = SizedModel(asked.model, asked.loading, costing, loaded, warn=lambda point, text: None)
-    only = gpuir.load_cluster(costing.cluster).only_gpu if costing.cluster else None
-    targets = {x.name: n for x, n in named_targets(replace(asked, target=asked.target or only))}
+    targets = {target.name: name for target, name in named_targets(asked)}
     named = map(loaded.profile, split_names(costing.profile))
     profiles = {gpuir.load_profile(name).name: name for name in named}
 

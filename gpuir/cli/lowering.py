@@ -91,8 +91,7 @@ def _answers(
 
     loading, costing, loaded = asked.loading, asked.costing, asked.loaded
     cluster = costing.cluster
-    named = asked.target or (gpuir.load_cluster(cluster).only_gpu if cluster else None)
-    targets = [costing.on(loaded.target(name)) for name in options.split_targets(named)]
+    targets = asked.targets
     for name in targets:  # what is misspelt is said before the work is done
         gpuir.load_target(name)
     profiles = list(dict.fromkeys(map(loaded.profile, options.split_names(costing.profile))))

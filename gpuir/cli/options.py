@@ -436,6 +436,15 @@ class ModelRun:
     costing: Costing
     loaded: Loaded
 
+    @property
+    def targets(self) -> list[str]:
+        """The names of the targets: without any, that of the one GPU of a cluster."""
+        import gpuir
+
+        cluster = self.costing.cluster
+        named = self.target or (gpuir.load_cluster(cluster).only_gpu if cluster else None)
+        return [self.costing.on(self.loaded.target(name)) for name in split_targets(named)]
+
 
 class Runs:
     """A request for such runs."""
@@ -609,11 +618,10 @@ def named_targets(run: ModelRun) -> list[tuple[Target, str]]:
     import gpuir
     from gpuir.ir.errors import UsageError
 
-    names = [run.loaded.target(name) for name in split_targets(run.target)]
-    if not names:
+    if not (names := run.targets):
         raise UsageError("no target given", fix="--target a100; `gpuir targets` lists them")
     found: dict[str, tuple[Target, str]] = {}
-    for name in map(run.costing.on, names):
+    for name in names:
         one = gpuir.load_target(name)
         other, first = found.setdefault(one.name, (one, name))
         if other != one:
