@@ -156,10 +156,8 @@ class Builder:
 
     def put(self, node: Node) -> None:
         """Appends a node as it is; its result names must be free."""
-        self.nodes.append(node)
-        for value in node.results:
-            self.names.taken.add(value.name)
-            self._producers[value.name] = node
+        self.names.taken.update(value.name for value in node.results)
+        self._append(node)
 
     def rename(self, start: int, names: Mapping[Value, Value]) -> None:
         """Replaces values defined by the nodes from `start` on, and their uses there."""

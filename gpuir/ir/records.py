@@ -74,10 +74,8 @@ class _Entries:
     def place(self, x: Any) -> int:
         kind = cast(Any, type(x))
         if kind in PLAIN:
-            key = (
-                kind,
-                repr(x) if kind is float else x,
-            )  # 1, 1.0 and True are three, 0.0 and -0.0 two
+            # 1, 1.0 and True are three, 0.0 and -0.0 two
+            key = kind, repr(x) if kind is float else x
             place = self.places.get(key)
             if place is None:
                 place = self.places[key] = len(self.places)
