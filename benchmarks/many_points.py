@@ -83,7 +83,7 @@ POINTS = 1000
 
 
 def config(folder: Path, given: dict[str, Any]) -> str:
-    path = folder / f"{given['model_type']}-{len(given)}-{len(list(folder.iterdir()))}.json"
+    path = Path(tempfile.mkdtemp(dir=folder)) / "config.json"
     path.write_text(json.dumps(given))
     return f"hf:{path}"
 
@@ -100,12 +100,11 @@ def commands(folder: Path, runs: int) -> Table:
         for name, text in COMMANDS.items():
             rows.setdefault(name, []).append(measure(gpuir_command("analyze", model, text)))
     table = Table("gpuir analyze hf:8B, decode", "wall s", "CPU s", "MB", "CPU over the first")
-    medians = {
-        n: [statistics.median(x) for x in zip(*some, strict=True)] for n, some in rows.items()
-    }
-    for name, (wall, cpu, size) in medians.items():
-        ratio = cpu / medians["first"][1]
-        table.add_row(name, f"{wall:.2f}", f"{cpu:.2f}", f"{size:.0f}", f"{ratio:.2f}")
+    first = statistics.median(cpu for _, cpu, _ in rows["first"])
+    for name, some in rows.items():
+        wall, cpu, size = map(statistics.median, zip(*some, strict=True))
+        cells = f"{wall:.2f}", f"{cpu:.2f}", f"{size:.0f}", f"{cpu / first:.2f}"
+        table.add_row(name, *cells)
     return table
 
 
