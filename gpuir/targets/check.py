@@ -65,7 +65,8 @@ def _recomputed(target: Target) -> Iterator[tuple[str, float, float, str]]:
         # GeForce sums in f32 at half the rate of sums in f16, but integers at the full one.
         table = "tensor_f16_acc" if dtype == "i8" and "f16" in f16_acc else "tensor"
         f16 = (f16_acc if table == "tensor_f16_acc" else tensor).get("f16")
-        if f16 is not None and dtype in tensor:
+        # On a CPU each dtype has a library of its own, and its rate is measured.
+        if f16 is not None and dtype in tensor and not target.is_cpu:
             formula = f"{share} x flops_per_s.{table}.f16"
             yield f"flops_per_s.tensor.{dtype}", tensor[dtype], share * f16, formula
     yield from _bandwidth(target)

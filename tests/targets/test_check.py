@@ -66,6 +66,13 @@ def test_a_slip_is_doubtful():
     assert doubtful == {f"flops_per_s.tensor.{d}" for d in ("f16", "tf32", "i8")}
 
 
+def test_rates_of_a_cpu_do_not_follow_from_one_another():
+    """They are measured: oneDNN's products of i8 need not be twice those of f16."""
+    rates = {"flops_per_s.tensor.f16": "2e12", "flops_per_s.tensor.i8": "3e12"}
+    rows = check_target(load_target("cpu", rates))
+    assert [(r.field, r.status) for r in rows] == [("flops_per_s.vector.f32", "ok")]
+
+
 def test_no_explanation_excuses_what_the_user_set():
     rows = check_target(load_target("h100", {"flops_per_s.tensor.f16": "1200e12"}))
     assert next(r for r in rows if r.field == "flops_per_s.tensor.f16").status == "doubtful"
