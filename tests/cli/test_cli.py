@@ -17,6 +17,7 @@ from onnx import TensorProto, helper
 
 import gpuir
 from gpuir.cli.main import COMMANDS, main
+from gpuir.cli.options import sizes
 from gpuir.files import STALE_S
 
 ROOT = Path(__file__).parent.parent.parent
@@ -760,10 +761,15 @@ def test_an_absurd_size_is_refused_with_the_limit(args: tuple[str, ...]):
 
 
 def test_a_sweep_of_too_many_runs_is_refused_with_the_limit():
-    sizes = ",".join(map(str, range(1, 400)))
-    args = ("--batch", sizes, "--dim", f"seq={sizes}")
+    many = ",".join(map(str, range(1, 400)))
+    args = ("--batch", many, "--dim", f"seq={many}")
     done = run("sweep", ENCODER, "--target", "t4", *args, status=2)
     assert "at most 100,000" in done.stderr and "159,201" in done.stderr
+
+
+def test_ranges_are_doubled_up_to_their_end():
+    assert sizes("1,2,4..100") == (1, 2, 4, 8, 16, 32, 64, 100)
+    assert sizes("3..24,24,7") == (3, 6, 12, 24, 7)
 
 
 def test_a_reader_that_leaves_is_no_error():

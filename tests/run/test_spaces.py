@@ -48,6 +48,11 @@ dram.bytes = [6e8, 4e10]
 cluster = "dgx-h100"
 tp = [1, 2, 5]
 dp = [1, 2]
+
+[[plans]]
+cluster = "dgx-h100"
+pp = 2
+microbatches = 4
 """
 SMALL = """
 models = ["encoder.onnx"]
@@ -176,7 +181,7 @@ def are_as_analyzed(drawn):
 def test_plans_are_what_simulate_says(points):
     _, _, rows = points
     planned = [row for row in rows if row["cluster"] and row["dtype"] == "own"]
-    assert len(planned) == 2 * 2 * 6
+    assert len(planned) == 2 * 2 * (6 + 1)
     row = next(r for r in planned if r["plan"] == "tp=2" and r["dim.batch"] == 7)
     graph = gpuir.load(row["model"], dims={"batch": 7, "seq": 32})
     step = gpuir.simulate_ranks(
@@ -184,6 +189,10 @@ def test_plans_are_what_simulate_says(points):
     ).step
     assert row["latency_s"] == step.time_s
     assert (row["low_s"], row["high_s"]) == step.interval
+    assert row["items"] == 7
+    piped = next(r for r in planned if r["plan"].startswith("pp=2") and r["dim.batch"] == 7)
+    assert piped["items"] == 4 * 7, "a microbatch has the batch"
+    assert piped["items_per_s"] == same(piped["items"] / piped["latency_s"])
 
 
 # ---- what is kept ------------------------------------------------------------------------------
