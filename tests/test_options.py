@@ -467,6 +467,7 @@ differ("load", {"model": TWO, "train": True, "loss": "y"}, loss="z")
 ADAM = TORCH | {"train": True, "optimizer": "adamw"}
 differ("load", ADAM, fused=True, clip=1.0, accumulate=True)
 differ("load", TORCH | {"autocast": "f16"}, fast_norms=True)
+differ("load", TORCH, fp16=True)
 differ("load", TORCH | {"train": True}, weights="bf16", recipe="megatron-bf16")
 differ("load", ADAM | {"autodiff": "gpuir", "profile": "eager"}, tf32=True)
 case("analyze", "dims", partial(gpuir.analyze, SYMBOLIC, "a100", dims={"n": 4}),

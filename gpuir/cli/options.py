@@ -252,6 +252,9 @@ class LoadingOptions:
     )
     autocast: str | None = option("Mixed precision: bf16 or f16, with f32 weights.")
     fast_norms: bool = option("Autocast runs layer and group norms in half precision too.")
+    fp16: bool = option(
+        "Run an f32 model in half precision, its inputs and outputs in f32: as `trtexec --fp16`."
+    )
     weights: str | None = option(
         "Keep weights in f32, f16 or bf16, and cast them where they are read."
     )

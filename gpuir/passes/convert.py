@@ -26,9 +26,13 @@ AttributeOf = Callable[[Any], Any]
 class Convert(Pass):
     """Runs in `dtype`, f16 or bf16, all that is f32, or 16 bits of the other kind: weights, inputs
     and what comes of them, as `module.half()` does, or a converter of ONNX files. What accumulates,
-    still does so in f32."""
+    still does so in f32. With `edges` the inputs and outputs keep their types, and are cast inside:
+    so are those of an engine that `trtexec --fp16` builds (NVIDIA TensorRT documentation, trtexec:
+    inputs and outputs are fp32 unless --inputIOFormats says otherwise), and of an ONNX file that
+    onnxruntime converts (onnxconverter_common.float16, keep_io_types)."""
 
     dtype: str = "f16"
+    edges: bool = False
 
     name = "convert"
     takes = gives = Level.graph
@@ -40,16 +44,52 @@ class Convert(Pass):
 
     def run(self, g: Graph) -> Graph:
         _check_inference(g, self.name, "autocast{dtype=" + self.dtype + "}")
-        return converted(g, f16 if self.dtype == "f16" else bf16)
+        return converted(g, f16 if self.dtype == "f16" else bf16, self.edges)
 
 
-def converted(g: Graph, dtype: DType) -> Graph:
-    """The graph with `dtype` wherever it has f32 or 16 bits."""
+def converted(g: Graph, dtype: DType, edges: bool = False) -> Graph:
+    """The graph with `dtype` wherever it has f32 or 16 bits; with `edges`, between its inputs and
+    outputs alone."""
 
     def attribute(value: Any) -> Any:
         return dtype if value in (f32, f16, bf16) else value
 
-    return _Retyped(lambda x: replace(x, dtype=attribute(x.dtype)), attribute).graph(g)
+    made = _Retyped(lambda x: replace(x, dtype=attribute(x.dtype)), attribute).graph(g)
+    return _with_edges(made, g) if edges else made
+
+
+def _with_edges(g: Graph, was: Graph) -> Graph:
+    """The graph with the inputs and outputs of `was`, which it casts. An output that takes over an
+    input's memory and a cast that nothing needs stay as they are."""
+    b = begin(replace(g, inputs=was.inputs), g.level)
+    b.reserve(v.name for n in g.nodes for v in n.results)
+    new: dict[Value, Value] = {}
+
+    def cast(v: Value, dtype: DType, name: str, at: Node) -> Value:
+        b.locs = beside(at.locs, "cast")
+        return b(t.Cast(v, dtype), f"{name}.{dtype}")
+
+    def inside(v: Value, at: Node) -> Value:
+        if v not in new:
+            old = given[v]
+            new[v] = old if old.type == v.type else cast(old, v.type.dtype, v.name, at)
+        return new[v]
+
+    given = dict(zip(g.inputs, was.inputs, strict=True))
+    made = {v: n for n in g.nodes for v in n.results}
+    for node in g.nodes:
+        read = {v: inside(v, node) for v in node.op.operands if v in given}
+        b.put(replace(node, op=node.op.substitute(read)) if read else node)
+    outputs: list[Value] = []
+    for v, old in zip(g.outputs, was.outputs, strict=True):
+        if v in given:
+            outputs.append(given[v])
+        elif v.type == old.type or v not in made:
+            outputs.append(v)
+        else:
+            outputs.append(cast(v, old.type.dtype, v.name, made[v]))
+    over = [None if v is None else given[v] for v in g.over]
+    return b.finish(outputs, over)
 
 
 @dataclass(frozen=True)

@@ -72,6 +72,7 @@ class LoadOptions(TypedDict, total=False):
     `autocast` is mixed precision in a dtype (`f16`, `bf16`), as torch.autocast has it for CUDA, of
     a run or a training step; with `fast_norms` layer and group norms are in that dtype too.
     `weights` are kept in a dtype of their own (`f32`, `f16`, `bf16`), and cast where they are read.
+    `fp16` runs an f32 model in f16, but for its inputs and outputs, as `trtexec --fp16` does.
     `recipe` is how a framework trains (`megatron-bf16`; `specs/recipes`): the profile and the
     options of a step that are not given."""
 
@@ -102,6 +103,7 @@ class LoadOptions(TypedDict, total=False):
     accumulate: bool
     autocast: str | None
     fast_norms: bool
+    fp16: bool
     weights: str | None
     recipe: str | PathLike[str] | None
     checkpoint: str | None
@@ -117,7 +119,13 @@ TAKES = {  # which options each kind of model has a use for
     "a Hugging Face config": "dims task dtype attention phase past cache_dtype mask "
     "expert_skew converters strict channels_last",
 }
-UNTRAINED = ("train", "autocast", "fast_norms", "weights")  # of a step's, those that a run may have
+UNTRAINED = (
+    "train",
+    "autocast",
+    "fast_norms",
+    "fp16",
+    "weights",
+)  # of a step's, those that a run may have
 LOG = logging.getLogger("gpuir.run.loading")
 LOSS_SCALE = 65536.0  # torch.amp.GradScaler's first, which f16 alone needs
 
@@ -210,6 +218,7 @@ class _TrainingStep:
     accumulate: bool = False
     autocast: str | None = None
     fast_norms: bool = False
+    fp16: bool = False
     checkpoint: str | None = None
     weights: str | None = None
     convert: str = ""
@@ -235,6 +244,8 @@ class _TrainingStep:
             raise UsageError("fused needs an optimizer", fix="add --optimizer adamw")
         if made.fast_norms and not made.autocast:
             raise UsageError("fast norms need mixed precision", fix="add --autocast f16")
+        if made.fp16 and (made.train or made.autocast):
+            raise UsageError("fp16 is for inference without autocast", fix="--autocast f16 alone")
         if made.clip and not made.optimizer:
             raise UsageError("clip needs an optimizer", fix="add --optimizer adamw")
         return made
@@ -264,7 +275,7 @@ class _TrainingStep:
         tf32: bool | None = None,
     ) -> Graph:
         """The graph with what is asked for and not in it yet."""
-        if not (self.train or self.autocast or self.weights):
+        if not (self.train or self.autocast or self.weights or self.fp16):
             return graph
         from gpuir.stacks.table import pipeline
 
@@ -290,6 +301,7 @@ class _TrainingStep:
     def stored(self) -> list[str]:
         """The passes that change what the model and its weights are in."""
         found = [_pass("convert", dtype=self.convert)] if self.convert else []
+        found += [_pass("convert", dtype="f16", edges=True)] if self.fp16 else []
         return [*found, _pass("keep", dtype=self.weights)] if self.weights else found
 
     @property
@@ -472,7 +484,7 @@ WORDS: Mapping[str, Rule] = {
         )
     },
     **dict.fromkeys(
-        ("strict", "mask", "channels_last", "train", "fused", "accumulate", "fast_norms"),
+        ("strict", "mask", "channels_last", "train", "fused", "accumulate", "fast_norms", "fp16"),
         (_is_switch, "True or False", "True"),
     ),
     "past": (_is_count, "a whole number", "4096"),

@@ -141,3 +141,39 @@ def test_values_of_both_kinds_of_16_bits():
         made = Convert(name).run(parse(TIED))
         (matmul, *_) = [n for n in made.nodes if isinstance(n.op, t.Matmul)]
         assert matmul.results[0].type.dtype == dtype
+
+
+def test_edges_keep_their_types_and_nothing_between_them_is_f32():
+    g = gpuir.load(ENCODER, dims={"batch": 2, "seq": 8})
+    made = gpuir.load(ENCODER, dims={"batch": 2, "seq": 8}, fp16=True)
+    verify(made)
+    assert made == Convert("f16", edges=True).run(g)
+    assert made.inputs == g.inputs
+    assert [v.type for v in made.outputs] == [v.type for v in g.outputs]
+    assert all(v.type.dtype != f32 for v in made.params)
+    ends = {*made.inputs, *made.outputs}
+    between = [v for n in made.nodes for v in n.results if v not in ends]
+    assert between and not any(v.type.dtype == f32 for v in between)
+
+
+def test_the_same_input_is_cast_once_and_an_output_may_be_an_input():
+    g = parse("""graph @g {
+  in %x: f32[4]
+  %y: f32[4] = t.map("exp", [%x]) at "m:y"
+  %z: f32[4] = t.map("mul", [%x, %y]) at "m:z"
+  out %x, %z
+}
+""")
+    made = Convert("f16", edges=True).run(g)
+    verify(made)
+    assert [n.op.name for n in made.nodes] == ["t.cast", "t.map", "t.map", "t.cast"]
+    assert made.outputs[0] == g.inputs[0]
+    x = np.linspace(-1, 1, 4, dtype=np.float32)
+    z, want = ([*interp.run(h, {"x": x}).values()][1] for h in (made, g))
+    assert z.dtype == np.float32 and np.allclose(z, want, atol=2e-3)
+
+
+def test_fp16_is_not_for_training_or_autocast():
+    for how in ({"train": True}, {"autocast": "f16"}):
+        with pytest.raises(UsageError, match="fp16 is for inference"):
+            gpuir.load(ENCODER, dims={"batch": 2, "seq": 8}, fp16=True, **how)
