@@ -14,6 +14,7 @@ from gpuir.ir.build import begin, within
 from gpuir.ir.errors import UsageError
 from gpuir.ir.graph import Graph, Level, Node, Op, Value
 from gpuir.ir.phases import Phase, phase_of
+from gpuir.ir.types import f8e4m3, f8e5m2, i8, u8
 from gpuir.ops import tensor as t
 from gpuir.passes.chains import steps, units
 from gpuir.passes.manager import Pass
@@ -28,7 +29,8 @@ class Fuse(Pass):
     Pointwise ops join the contraction, reduction or pointwise group that feeds them, where the
     result has the group's own shape; groups that meet in a pointwise op merge (diamonds). A
     reduction takes in the pointwise group that feeds it alone, and further reductions over the same
-    axes of the same cells. The dequantisation of a weight joins the contraction that reads it.
+    axes of the same cells. The dequantisation of a weight joins the contraction that reads it,
+    and that of what a contraction quantised is done where it is read.
     Arithmetic on one index joins the gather that reads it, and so does the sum that a model node
     makes of the rows it gathers. A slice that pointwise ops of its own model node alone read (a
     gate of a recurrent cell) is a pointwise op: their kernel reads it in place. Chains of other
@@ -108,6 +110,17 @@ class NodeGroup:
 
 def kind_of(op: Op) -> t.Fusing:
     return op.fuses if isinstance(op, t.TensorOp) else "alone"
+
+
+def widens(op: Op) -> bool:
+    """Whether an op turns codes of 8 bits into numbers to compute with: what reads them does that,
+    and they lie in memory as they are."""
+    match op:
+        case t.Cast(x, dtype):
+            narrow = x.type.dtype
+            return narrow in (i8, u8, f8e4m3, f8e5m2) and dtype.is_float
+        case _:
+            return False
 
 
 class _Fuser:
@@ -255,7 +268,8 @@ class _Fuser:
                 return False
             case "contraction", "map":
                 single = all(len(n.results) == 1 for n in self.members(group))
-                return shape == group.shape and single and self.is_closed(group, i)
+                fits = shape == group.shape and single and not widens(op)
+                return fits and self.is_closed(group, i)
             case "reduce", "map":
                 return shape == group.shape or shape == group.outer
             case "reduce", "reduce":

@@ -42,6 +42,7 @@ PASSES: Mapping[str, type[Pass]] = LazyTable(
         "split_norms": "gpuir.stacks.inductor.split_norms:SplitNorms",
         "split_sums": "gpuir.stacks.inductor.split_sums:SplitSums",
         "basic": "gpuir.stacks.onnxruntime.basic:Basic",
+        "qdq": "gpuir.stacks.tensorrt.qdq:Qdq",
         "nbits": "gpuir.stacks.onnxruntime.nbits:Nbits",
         "split": "gpuir.stacks.onnxruntime.split:Split",
         "conv_bias": "gpuir.stacks.pytorch.conv_bias:ConvBias",

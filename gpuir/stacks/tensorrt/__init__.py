@@ -1,0 +1,1 @@
+"""What TensorRT's builder does to a network."""
