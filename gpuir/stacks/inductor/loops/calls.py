@@ -75,6 +75,34 @@ def bias_of(flow: Flow, product: Node, stored: Container[Value]) -> int | None:
     return None if is_read_pointwise(flow, summed, packed(summed.type)) else users[0]
 
 
+def rescaling(flow: Flow, product: Node) -> list[int]:
+    """The places of what the call of a product of 8-bit numbers does to its sums, as far as it
+    belongs to the product's own model node: it scales them, and writes 16 bits, with a bias or not.
+    (torch: aten/src/ATen/native/cuda/ScaledBlas.cpp, _scaled_mm with scale_a, scale_b, bias and
+    out_dtype. vLLM: csrc/quantization/w8a8/cutlass, cutlass_scaled_mm. TensorRT-LLM:
+    cpp/tensorrt_llm/thop, cublas_scaled_mm, fp8_rowwise_gemm.)"""
+    if not isinstance(product.op, t.Matmul) or product.op.a.type.dtype.bits != 8:
+        return []
+    found, last = list[int](), product
+    while (v := last.results[0]) not in flow.outputs and len(flow.readers.get(v, ())) == 1:
+        (i,) = flow.readers[v]
+        last = flow.nodes[i]
+        same = last.locs == product.locs and last.results[0].type.shape == v.type.shape
+        if not (same and isinstance(last.op, t.Map | t.Cast)):
+            break
+        found += [i, *(flow.makers[x] for x in last.op.operands if is_own_view(flow, x, product))]
+    return found
+
+
+def is_own_view(flow: Flow, v: Value, product: Node) -> bool:
+    """Whether a product's own model node alone reads a view of a weight's scales, which a library
+    takes as they are."""
+    maker = flow.maker(v)
+    if maker is None or not isinstance(maker.op, t.Reshape) or maker.locs != product.locs:
+        return False
+    return maker.op.x in flow.graph.params and len(flow.readers[v]) == 1
+
+
 def is_read_pointwise(flow: Flow, v: Value, x: Strided) -> bool:
     """Whether pointwise ops alone read a value that lies like `x`, through views or not."""
     if v in flow.outputs:

@@ -34,8 +34,8 @@ class FuseLoops(Pass):
     them, or one a row), most shared bytes first, two reductions only over the same rows. `far`
     loops apart nothing is fused for a shared read alone; `max_loops` bound a launch. `aggressive`
     fuses pointwise loops that read other parts of one tensor too, as Inductor does if told to. A
-    bias joins its product unless pointwise loops alone read the result. Nothing joins a library
-    call else.
+    bias joins its product unless pointwise loops alone read the result, and the scales of a product
+    of 8-bit numbers join it, with what rounds it to 16 bits. Nothing joins a library call else.
 
     (torch 2.13: torch/_inductor/graph.py, run_node; ir.py, StorageBox; scheduler.py, can_fuse and
     score_fusion; codegen/simd.py, can_fuse; fx_passes/post_grad.py, should_prefer_unfused_addmm;

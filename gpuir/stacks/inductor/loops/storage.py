@@ -15,7 +15,13 @@ from gpuir.ir.strides import Strided
 from gpuir.ops import tensor as t
 from gpuir.ops.strides import packed, viewed
 from gpuir.stacks.inductor.channels_last import has_channels_innermost
-from gpuir.stacks.inductor.loops.calls import bias_of, inside_bags, is_bag, is_factor
+from gpuir.stacks.inductor.loops.calls import (
+    bias_of,
+    inside_bags,
+    is_bag,
+    is_factor,
+    rescaling,
+)
 from gpuir.stacks.inductor.loops.indices import (
     Read,
     broadcast,
@@ -365,6 +371,7 @@ class StoredValues:
         found = {flow.makers[v] for v in node.results}
         if (bias := bias_of(flow, node, self.stored)) is not None:
             found.add(bias)
+        found.update(rescaling(flow, node))
         if isinstance(node.op, t.Matmul) and node.op.b not in self.stored:
             found.update(self.unpacking(node, node.op.b))
         return tuple(sorted(found))
