@@ -7,6 +7,7 @@ import pytest
 
 import gpuir
 from gpuir import interp
+from gpuir.ir.errors import UsageError
 from gpuir.ir.graph import Graph
 from gpuir.ir.types import f8e4m3, f32, i8, i32
 from gpuir.ir.verify import verify
@@ -137,3 +138,10 @@ def test_a_pool_that_others_read_is_not_of_codes():
     g = parse(BLOCK.replace("  out %y\n", "  out %y, %p\n"))
     pools = [n for n in made(g).nodes if isinstance(n.op, t.Pool)]
     assert [n.results[0].type.dtype for n in pools] == [f32]
+
+
+def test_floats_of_8_bits_need_a_gpu_that_has_them():
+    g = parse(ROWS.replace("i8", "f8e4m3").replace("-128.0, 127.0", "-448.0, 448.0"))
+    assert gpuir.analyze(g, "l4", profile="tensorrt").latency_s > 0
+    with pytest.raises(UsageError, match="does not run f8e4m3"):
+        gpuir.analyze(g, "a30", profile="tensorrt")
