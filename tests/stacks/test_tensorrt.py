@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Sequence
+from pathlib import Path
 from types import ModuleType
 
 import pytest
@@ -13,6 +14,7 @@ from onnx_models import parsed
 
 import gpuir
 from gpuir import Kernel
+from gpuir.ops.kernel import Gemm
 
 IMAGE = "float[2,8,6,6] x, float[2,8,6,6] s, float[8,8,1,1] w, float[8,1,1] w1, float[8,1,1] w2"
 ROWS = "float[2,6,8] x, float[2,6,8] s, float[8,8] w, float[8] w1, float[8] w2"
@@ -182,3 +184,17 @@ def test_the_bias_of_a_quantised_convolution_is_computed_when_the_engine_is_buil
 
 def analyzed(model: ModelProto) -> Sequence[Kernel]:
     return gpuir.analyze(model, target="a100", profile="tensorrt").kernels
+
+
+def test_products_of_one_input_are_one():
+    """Queries, keys and values of the encoder's two layers, of 768 columns each."""
+    path = str(Path(__file__).parents[1] / "encoder.onnx")
+    graph = gpuir.load(path, dims={"batch": 2, "seq": 16})
+
+    def columns(profile: str) -> list[int]:
+        found = gpuir.analyze(graph, "a100", profile=profile).graph
+        made = (n.results[0].type for n in found.walk() if isinstance(n.op, Gemm))
+        return [type.shape[-1] for type in made if type.rank == 3]  # those of attention have 4
+
+    assert columns("ort") == 2 * [768, 768, 768, 768, 3072, 768]
+    assert columns("tensorrt") == 2 * [2304, 768, 3072, 768]
