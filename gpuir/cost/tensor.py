@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from gpuir.cost.data import table, tiles_of
+from gpuir.cost.data import of_isa, table, tiles_of
 from gpuir.cost.family import Family, FormulaInputs, Terms
 from gpuir.cost.nest import (
     Tiles,
@@ -43,6 +43,7 @@ LEAST_STEPS = 4  # assumed: of each of those blocks
 NEWTON = 5  # steps to the clock that power feeds, which is then right to the last digits
 LEAST_S = 1e-12  # of it, and of what it needs: of kernels without products
 JOULES_HZ = 1.41e9  # the clock that factors `joules` are of: A100's (NVIDIA A100 whitepaper)
+OF_12_NM = ("sm_70", "sm_75")  # NVIDIA V100 and Turing whitepapers: TSMC 12 nm FFN
 CLUSTER_READS = 0.75  # assumed: blocks in pairs, one operand of two read once for both
 
 # Copies of a layer, each with its own weights, that take turns in the measurements (README of the
@@ -272,11 +273,13 @@ def flop_joules(target: Target, p: Mapping[str, Number], bits: int) -> Number:
 
     Voltage rises with the clock: where power goes as the clock to the power of 1 / bend, joules go
     as the clock to one less (Dennard and others, IEEE JSSC 9(5), 1974: energy as the voltage
-    squared). By the instruction, whatever the process: A100 (7 nm) and L40S (4 nm), both with mma,
-    differ by 8 % at one clock.
+    squared). By the instruction: A100 (7 nm) and L40S (4 nm), both with mma, differ by 8 % at one
+    clock. The 12 nm of before sm_80 takes more, as `matrix_j` of data/architectures.csv has it.
     """
     clock_hz = target.tensor_clock_hz or target.clock_hz
     swing = (clock_hz / JOULES_HZ) ** (1 / p["power bend"] - 1)
+    if target.isa in OF_12_NM:
+        swing *= of_isa("matrix_j", target.isa) / of_isa("matrix_j", "sm_80")
     return p[f"joules {instruction(target)}"] * 1e-12 * (bits / 16) ** p["joules narrow"] * swing
 
 

@@ -81,6 +81,15 @@ def test_power_lowers_the_clock_until_it_feeds_it(name: str, n: int):
         assert compute(fast) == pytest.approx(taken, rel=1e-9)
 
 
+@pytest.mark.parametrize("name", ["t4", "v100-sxm-16gb"])
+def test_a_flop_of_12_nm_takes_twice_the_energy(name: str):
+    """1.7 pJ on T4, 0.8 on A100, by the share of peak that large products reach."""
+    old = load_target(name, {"clock_hz": A100.clock_hz, "tensor_clock_hz": A100.clock_hz})
+    new = replace(A100, tensor_clock_hz=A100.clock_hz)
+    ratio = tensor.flop_joules(old, FACTORS, 16) / tensor.flop_joules(new, FACTORS, 16)
+    assert ratio == pytest.approx(1.7 / 0.8)
+
+
 def test_products_timed_for_a_short_while_are_not_slowed_and_blank_ones_less():
     work = gemm(8192, 8192, 8192, bf16)
 
