@@ -30,8 +30,9 @@ class WeightProduct(NamedTuple):
 class PackProducts(Pass):
     """Makes one product of those of one input by the weights of one module of the model, which then
     lie side by side: serving engines load them so, and TensorRT joins them when it builds. Biases
-    too, where all the products have one. Only weights that products alone read, as they are stored
-    or transposed; those that are unpacked on the way are left as they are.
+    too, where all the products have one, which others may read: exporters keep equal ones once.
+    Only weights that products alone read, as they are stored or transposed; those that are unpacked
+    on the way are left as they are.
 
     (vLLM: vllm/model_executor/layers/linear.py, QKVParallelLinear and MergedColumnParallelLinear;
     SGLang: sglang/srt/layers/linear.py, the same; TensorRT-LLM: tensorrt_llm/_torch/modules,
@@ -95,11 +96,7 @@ class _Packer:
         match reader.op:
             case t.Map("add", (x, b)):
                 bias = b if x == y else x
-                if (
-                    bias in self.params
-                    and bias.type.shape == y.type.shape[-1:]
-                    and self.alone(bias)
-                ):
+                if bias in self.params and bias.type.shape == y.type.shape[-1:]:
                     return reader, bias
             case _:
                 pass
