@@ -2,7 +2,8 @@
 
 Query, key and value projections are three small GEMMs on the same rows; one GEMM with the weights
 side by side fills the device better and reads the activation once. The weights are packed offline.
-(The profiles of serving engines and `ideal` do so already: `gpuir passes`, pack_products.)
+(The profiles of serving engines, `tensorrt` and `ideal` do so already: `gpuir passes`,
+pack_products.)
 
     gpuir analyze examples/encoder.onnx --target t4 --dims batch=1,seq=128 \\
         --load examples/merge_projections.py \\
