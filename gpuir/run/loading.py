@@ -245,7 +245,10 @@ class _TrainingStep:
         if made.fast_norms and not made.autocast:
             raise UsageError("fast norms need mixed precision", fix="add --autocast f16")
         if made.fp16 and (made.train or made.autocast):
-            raise UsageError("fp16 is for inference without autocast", fix="--autocast f16 alone")
+            raise UsageError(
+                "fp16 is for inference, and not with autocast",
+                fix="--autocast f16 in place of --fp16",
+            )
         if made.clip and not made.optimizer:
             raise UsageError("clip needs an optimizer", fix="add --optimizer adamw")
         return made
