@@ -66,21 +66,13 @@ class _Quantised:
         if result is None:
             return None
         match node.op:
-            case t.Conv(x=x, w=w) as op:
-                if (pair := both(x, w, b)) is None:
-                    return None
+            case t.Conv(x=x, w=w) as op if pair := both(x, w, 0, b):
                 left, right = pair
-                if not (left.along(-1) and right.along(0)):
-                    return None
                 op = replace(op, x=left.codes, w=right.codes)
                 ones = (1,) * (x.type.rank - 2)
                 return scaled(op, pair, right.extents[:1] + ones, result, b)
-            case t.Matmul(a=x, b=w) as op:
-                if (pair := both(x, w, b)) is None:
-                    return None
+            case t.Matmul(a=x, b=w) as op if pair := both(x, w, w.type.rank - 1, b):
                 left, right = pair
-                if not (left.along(-1) and right.along(w.type.rank - 1)):
-                    return None
                 op = replace(op, a=left.codes, b=right.codes)
                 return scaled(op, pair, right.extents[-1:], result, b)
             case t.Pool(fn="max") as op:
@@ -118,12 +110,14 @@ class _Quantised:
         self.pooled[before] = b(replace(op, x=x), f"{was.name}.codes")
 
 
-def both(x: Value, w: Value, b: Builder) -> tuple[Dequantised, Dequantised] | None:
-    """The operands of a product, if both are dequantised, from codes of one type."""
+def both(x: Value, w: Value, channels: int, b: Builder) -> tuple[Dequantised, Dequantised] | None:
+    """The operands of a product, if both are dequantised, from codes of one type, by scales that
+    can be taken out of its sums: one for all of the first, those of the second along its axis
+    `channels`."""
     left, right = dequantised(x, b), dequantised(w, b)
     if left is None or right is None or left.codes.type.dtype != right.codes.type.dtype:
         return None
-    return left, right
+    return (left, right) if left.along(-1) and right.along(channels) else None
 
 
 def dequantised(v: Value, b: Builder) -> Dequantised | None:
