@@ -119,13 +119,8 @@ TAKES = {  # which options each kind of model has a use for
     "a Hugging Face config": "dims task dtype attention phase past cache_dtype mask "
     "expert_skew converters strict channels_last",
 }
-UNTRAINED = (
-    "train",
-    "autocast",
-    "fast_norms",
-    "fp16",
-    "weights",
-)  # of a step's, those that a run may have
+# Options of a step that a run may have too.
+UNTRAINED = ("train", "autocast", "fast_norms", "fp16", "weights")
 LOG = logging.getLogger("gpuir.run.loading")
 LOSS_SCALE = 65536.0  # torch.amp.GradScaler's first, which f16 alone needs
 

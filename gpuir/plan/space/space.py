@@ -32,8 +32,7 @@ DEGREES = ("dp", "tp", "pp", "cp", "ep", "microbatches", "zero")
 # What of `gpuir.load` a space may give, to all of its models.
 LOAD = {
     **dict.fromkeys(("train", "fused", "accumulate", "fast_norms", "mask", "strict"), bool),
-    **dict.fromkeys(("fp16",), bool),
-    **dict.fromkeys(("channels_last",), bool),
+    **dict.fromkeys(("fp16", "channels_last"), bool),
     **dict.fromkeys(("task", "attention", "phase", "cache_dtype", "optimizer", "autocast"), str),
     **dict.fromkeys(("autodiff", "loss", "checkpoint", "indices"), str),
     **dict.fromkeys(("past",), int),
