@@ -20,10 +20,11 @@ if TYPE_CHECKING:
     from gpuir.passes.manager import Pass, Pipeline
     from gpuir.plan.space.points import PointTimes
     from gpuir.report.answer import Answer
-    from gpuir.run.analysis import analyze, explain, lower
+    from gpuir.run.analysis import explain, lower
     from gpuir.run.loading import LoadOptions, load, load_text
     from gpuir.run.program import ModelProgram, program
     from gpuir.run.ranks import simulate_ranks
+    from gpuir.run.runs import analyze
     from gpuir.schedule import apply, extract, strip
     from gpuir.simulate.memory import Memory, memory
     from gpuir.simulate.parallel import Parallel
@@ -98,10 +99,11 @@ __all__ = [
 ]
 
 _HOMES = {
-    "gpuir.run.analysis": ("analyze", "explain", "lower"),
+    "gpuir.run.analysis": ("explain", "lower"),
     "gpuir.plan.space.points": ("PointTimes",),
     "gpuir.run.program": ("ModelProgram", "program"),
     "gpuir.run.ranks": ("simulate_ranks",),
+    "gpuir.run.runs": ("analyze",),
     "gpuir.run.loading": ("LoadOptions", "load", "load_text"),
     "gpuir.report.answer": ("Answer",),
     "gpuir.ir.errors": ("GpuirError",),

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from gpuir.ir.errors import GpuirError, UsageError, reason
 from gpuir.report.answer import Answer
-from gpuir.run.analysis import analyze
 from gpuir.run.loading import LoadOptions
+from gpuir.run.runs import analyze
 
 if TYPE_CHECKING:
     import torch

@@ -470,6 +470,12 @@ differ("load", TORCH | {"autocast": "f16"}, fast_norms=True)
 differ("load", TORCH, fp16=True)
 differ("load", TORCH | {"train": True}, weights="bf16", recipe="megatron-bf16")
 differ("load", ADAM | {"autodiff": "gpuir", "profile": "eager"}, tf32=True)
+case(
+    "analyze",
+    "generate",
+    lambda: gpuir.analyze(config(), "a100", dims={"batch": 1, "seq": 8}, generate=2),
+    lambda: gpuir.analyze(config(), "a100", dims={"batch": 1, "seq": 8}, generate=3),
+)
 case("analyze", "dims", partial(gpuir.analyze, SYMBOLIC, "a100", dims={"n": 4}),
      partial(gpuir.analyze, SYMBOLIC, "a100", dims={"n": 8}))  # fmt: skip
 

@@ -453,10 +453,13 @@ def _compare(answers: Sequence[Answer], layout: Terminal) -> Iterator[Part]:
     yield compared
     yield from _by_kind(answers, layout.width)
     yield from _coverage(first)
-    yield Notes(list(_rests_on(runs, any(c.title == WAITS for c in compared.columns))))
+    yield Notes(list(rests_on(runs, any(c.title == WAITS for c in compared.columns))))
 
 
-def _rests_on(runs: Sequence[tuple[str, Answer]], waits: bool) -> Iterator[tuple[str, str]]:
+def rests_on(
+    runs: Sequence[tuple[str, Answer]], waits: bool = False, own: Sequence[str] = ()
+) -> Iterator[tuple[str, str]]:
+    """What runs with these names rest on; `own` is what is assumed of all together."""
     if waits:
         yield WAITS, "share of the time that the device waits for the host"
     yield (
@@ -467,7 +470,7 @@ def _rests_on(runs: Sequence[tuple[str, Answer]], waits: bool) -> Iterator[tuple
     yield from _labelled("fitted on", _of_each(known))
     apart = {n: (unfitted(s),) if s.unfitted_s else () for n, s in runs}
     yield from _labelled("unfitted", _of_each(apart))
-    yield from _labelled("assumed", _of_each({n: s.assumed for n, s in runs}))
+    yield from _labelled("assumed", [*own, *_of_each({n: s.assumed for n, s in runs})])
     yield from _labelled("warning", dict.fromkeys(w for _, s in runs for w in s.warnings))
 
 

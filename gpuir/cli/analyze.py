@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import click
@@ -12,6 +13,7 @@ from gpuir.cli.lowering import analyze
 from gpuir.cli.modules import Loaded
 from gpuir.cli.output import emit, layout, show, warn
 from gpuir.cli.request import ask, held, option, request
+from gpuir.run.terms import MOST_STEPS, RunTerm, terms
 
 
 @dataclass(frozen=True)
@@ -35,6 +37,12 @@ class Analyze(options.Runs):
         default="kernel",
     )
     memory: bool = option("List who holds memory at the peak.")
+    generate: int | None = option(
+        "The whole generation of N tokens by a config's model: the prompt, of --dims seq=... "
+        "tokens, and a step for each token after the first.",
+        type=click.IntRange(1, MOST_STEPS),
+        metavar="N",
+    )
     crossover: str | None = option(
         "In place of the report: from which size of this dimension on the host does not hold "
         "the device up.",
@@ -63,7 +71,9 @@ def command(asked: Analyze) -> None:
     """Predict how long MODEL takes on a GPU, and show why.
 
     MODEL is an ONNX file, a PyTorch program (model.pt2, or my.module:build), a Hugging Face config
-    (hf:config.json), or gpuir's IR as text (.gir). gpuir does not read weights.
+    (hf:config.json), or gpuir's IR as text (.gir). gpuir does not read weights. Several models
+    that run one after another are one run: each as often as it says, with sizes and options of its
+    own behind colons.
 
     The exit status is 1 if the model fits none of the targets.
 
@@ -74,6 +84,8 @@ def command(asked: Analyze) -> None:
     gpuir analyze model.pt2 --target a100 --profile eager,compiled,cudagraph
     gpuir analyze hf:config.json --target a100 --dims batch=8,seq=512 --train --optimizer adamw
     gpuir analyze model.onnx --target a100 --dims seq=128 --crossover batch
+    gpuir analyze '50*unet.onnx:batch=2 + vae.onnx:batch=1' --target a100
+    gpuir analyze hf:config.json --target a100 --dims batch=16,seq=1024 --generate 128
     gpuir analyze model.onnx --target a100 --format schedule -o model.sched
     gpuir analyze model.onnx --target a100 --schedule model.sched
     """
@@ -83,6 +95,9 @@ def command(asked: Analyze) -> None:
     from gpuir.ir.errors import PluginError
     from gpuir.plugins import blamed
 
+    if several := terms(asked.model, asked.generate):
+        show_runs(asked, several)
+        return
     if asked.crossover:
         found = crossover.report(asked.run, asked.crossover, asked.format)
         show(found, asked.format, asked.width, asked.output)
@@ -110,6 +125,34 @@ def command(asked: Analyze) -> None:
             warn(warning)
     emit(text, asked.output)
     if all(s.fits is False for s in answers):
+        raise click.exceptions.Exit(1)
+
+
+def show_runs(asked: Analyze, several: Sequence[RunTerm]) -> None:
+    """A run of several models."""
+    from gpuir.backends.runs import runs_report
+    from gpuir.backends.table import FORMATS
+    from gpuir.cli.runs import answers
+    from gpuir.ir.errors import UsageError
+
+    if asked.format not in FORMATS:
+        raise UsageError(
+            f"of several models there is no format {asked.format}", expected=", ".join(FORMATS)
+        )
+    one = {
+        "--crossover": asked.crossover,
+        "--memory": asked.memory,
+        "--group-by": asked.group_by != "kernel",
+        "--dims with several sizes": asked.axes,
+    }
+    for name in (name for name, given in one.items() if given):
+        raise UsageError(f"{name} is for one model", fix="analyze one of the parts")
+    warnings: list[str] = []
+    found = answers(asked.run, several, warnings)
+    for text in warnings:
+        warn(text)
+    show(runs_report(found), asked.format, asked.width, asked.output)
+    if not any(s.fits for s in found):
         raise click.exceptions.Exit(1)
 
 

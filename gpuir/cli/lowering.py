@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from gpuir.targets.target import Target
 
 Read = Callable[["str | None"], "Graph"]
+Place = tuple[str | None, str | None]  # the names of a target and of a profile
 
 
 @dataclass
@@ -76,13 +77,20 @@ def _run(g: Graph, steps: Pipeline) -> Graph:
 def analyze(asked: ModelRun, warnings: list[str], model: Graph | None = None) -> list[Answer]:
     """The answer for each target and profile; the model is loaded once, unless it is given, and
     lowered once for each profile and kind of target, if that was not done before."""
+    return list(analyze_each(asked, warnings, model).values())
+
+
+def analyze_each(
+    asked: ModelRun, warnings: list[str], model: Graph | None = None
+) -> dict[Place, Answer]:
+    """The same by the names of target and profile; without those that do not go together."""
     with asked.loading.kept(asked.loaded) as kept:
         return _answers(asked, warnings, model, kept)
 
 
 def _answers(
     asked: ModelRun, warnings: list[str], model: Graph | None, kept: ModelCache | None
-) -> list[Answer]:
+) -> dict[Place, Answer]:
     import gpuir
     from gpuir.ir.errors import UsageError
     from gpuir.ir.graph import Level
@@ -117,7 +125,7 @@ def _answers(
     kernels_of = LoweredModels(
         read=read, tf32=costing.tf32, passes=passes, loaded=loaded, kept=kept
     )
-    graphs: list[Graph] = []
+    graphs: dict[Place, Graph] = {}
     refused: list[GpuirError] = []
     for name in targets or [None]:
         for profile in profiles or [None]:
@@ -128,20 +136,18 @@ def _answers(
                 refused.append(error)
                 warnings.append(f"not supported: {kernels.profile} on {on.name}: {reason(error)}")
                 continue
-            graphs.append(
-                costed(
-                    kernels,
-                    target=name,
-                    predictor=predictor,
-                    schedule=costing.schedule,
-                    tf32=costing.tf32,
-                    cluster=cluster,
-                )
+            graphs[name, profile] = costed(
+                kernels,
+                target=name,
+                predictor=predictor,
+                schedule=costing.schedule,
+                tf32=costing.tf32,
+                cluster=cluster,
             )
     if refused and not graphs:
         raise refused[0]
     batch = loading.batch
-    return [answer(g, warnings=warnings, batch=batch) for g in graphs]
+    return {place: answer(g, warnings=warnings, batch=batch) for place, g in graphs.items()}
 
 
 def once(warnings: list[str]) -> Callable[[str], None]:

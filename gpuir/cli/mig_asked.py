@@ -12,6 +12,7 @@ import click
 from gpuir.cli import options
 from gpuir.cli.modules import Loaded
 from gpuir.cli.request import ask, held, option
+from gpuir.run.terms import WORDS, settings
 
 if TYPE_CHECKING:
     from gpuir.ir.graph import Graph
@@ -20,8 +21,6 @@ if TYPE_CHECKING:
     from gpuir.report.answer import Answer
 
 MOST_COUNT = 64
-SETTING = re.compile(r"(.*?)((?::[A-Za-z_]\w*=[^:]*|:train)*)", re.DOTALL)
-WORDS = ("dtype", "optimizer", "autocast", "phase", "task", "attention", "cache_dtype")
 UNITS = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
 
 
@@ -46,10 +45,7 @@ class Models(click.ParamType):  # type: ignore[type-arg]
     def convert(self, value: Any, param: Any, ctx: Any) -> Asked:
         if isinstance(value, Asked):
             return value
-        found = SETTING.fullmatch(value)
-        assert found
-        source, rest = found[1], [x for x in found[2].split(":") if x]
-        given: dict[str, str] = {key: text for key, _, text in (x.partition("=") for x in rest)}
+        source, given = settings(value)
         if not source:
             self.fail(f"{options.shorter(value)!r} names no model", param, ctx)
 
@@ -256,12 +252,12 @@ class Runner:
         return made
 
     def _run(self, model: int, target: str) -> Answer:
-        from gpuir.run.analysis import analyze, run_alone
+        from gpuir.run.analysis import answer, costed, run_alone
         from gpuir.targets.load import load_target
 
         predictor = self.sharing.costing.predicts(self.sharing.loaded)
         kernels = self.lowered(model, load_target(target).device)
-        return run_alone(analyze(kernels, target=target, predictor=predictor))
+        return run_alone(answer(costed(kernels, target, predictor=predictor)))
 
 
 def _told_apart(asked: tuple[Asked, ...]) -> list[Asked]:

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, cast
 
 import click
 
+from gpuir.run.terms import sources
+
 if TYPE_CHECKING:
     from gpuir.backends.terminal import Terminal
     from gpuir.files import Folder
@@ -147,7 +149,7 @@ def _named_files() -> Iterator[str]:
         values = cast(tuple[object, ...], value) if isinstance(value, tuple) else (value,)
         for text in values:
             if name not in OUTPUTS and isinstance(text, str | Path):
-                for part in (str(text), *str(text).split(",")):
+                for part in (*sources(str(text)), *str(text).split(",")):
                     yield from (part, part.removeprefix("hf:"), part.partition("+")[0])
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from html import escape
 from math import isnan, nan
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -121,6 +122,28 @@ class Details:
     html: Callable[[Answer], str] = lambda _: ""
 
 
+@dataclass(frozen=True)
+class RunPart:
+    """A part of a run of several: `times` runs one after another of what `text` names. `each` is
+    one of them. Where they differ, as steps do whose cache grows, it has the means of their
+    numbers, and `last` is the last one, whole."""
+
+    text: str
+    times: int
+    each: Answer
+    last: Answer | None = None
+
+    @property
+    def whole(self) -> Answer:
+        """One that has its graph and kernels."""
+        return self.last or self.each
+
+    @property
+    def latency_s(self) -> float:
+        """Of all its runs together."""
+        return self.times * self.each.latency_s
+
+
 @dataclass(frozen=True, repr=False)
 class Answer:
     """One run of a model: what was asked, and what it comes to.
@@ -135,9 +158,11 @@ class Answer:
     `why` says why there is no latency (it is nan then), or that the run does not fit.
 
     A run of many ranks has its `cluster`, its `plan` and the `step`; its bytes are those of the
-    rank that holds the most. A run on a shared GPU has what it `needs` of the GPU. What was
-    analyzed as a whole has its `graph`, `timeline`, `memory` and `kernels`; a point of a sweep has
-    the numbers alone.
+    rank that holds the most. A run on a shared GPU has what it `needs` of the GPU. A run of several
+    models has its `parts`, one after another, of which its numbers are sums; its bytes are those of
+    the part that needs the most, beside the weights of the others; `tokens` are those that it
+    generates. What was analyzed as a whole has its `graph`, `timeline`, `memory` and `kernels`; a
+    point of a sweep has the numbers alone.
     """
 
     model: str
@@ -160,6 +185,8 @@ class Answer:
     cluster: str = ""
     plan: str = ""
     needs: Needs | None = None
+    tokens: int | None = None
+    parts: tuple[RunPart, ...] = ()
     over: Step | None = field(default=None, compare=False)
     details: Details | None = field(default=None, compare=False)
 
@@ -169,6 +196,9 @@ class Answer:
 
     def _repr_html_(self) -> str:
         """What a notebook shows."""
+        if self.parts:
+            shown = (f"{x.times:,} x {x.whole._repr_html_()}" for x in self.parts)
+            return f"<p>{escape(repr(self))}</p>{''.join(shown)}"
         return self._details.html(self)
 
     @property
@@ -183,6 +213,11 @@ class Answer:
     @property
     def items_per_s(self) -> float:
         return self.items / self.latency_s
+
+    @property
+    def tokens_per_s(self) -> float | None:
+        """Tokens that all its sequences generate in a second."""
+        return self.tokens / self.latency_s if self.tokens else None
 
     @property
     def usd_per_million(self) -> float | None:
@@ -254,6 +289,12 @@ class Answer:
 
     @property
     def _details(self) -> Details:
+        if self.parts:
+            raise UsageError(
+                "this answer is of several runs",
+                found=repr(self),
+                fix="answer.parts[0].whole has the graph and the kernels of one of them",
+            )
         if self.details is None:
             raise UsageError(
                 "this answer has numbers alone",

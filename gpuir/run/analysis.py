@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from itertools import chain
 from os import PathLike, fspath
-from typing import TYPE_CHECKING, Any, Unpack, cast
+from typing import TYPE_CHECKING
 
 from gpuir.cost.explain import SheetLine, explained
 from gpuir.cost.habits import Release, release_of
@@ -14,10 +14,10 @@ from gpuir.cost.power import drawn
 from gpuir.cost.reading import work_of
 from gpuir.cost.strips import is_written_out
 from gpuir.cost.table import Predictor
-from gpuir.ir.door import CALLED, FLAG, PATH, TEXT, many, named, of_type, takes, whole
+from gpuir.ir.door import FLAG, PATH, TEXT, named, of_type, takes
 from gpuir.ir.errors import GpuirError, UsageError
 from gpuir.ir.graph import GRAPH, Graph, Level, Node
-from gpuir.ir.notes import SCHEDULE, Schedule
+from gpuir.ir.notes import Schedule
 from gpuir.ops.kernel import Attention, KernelOp, View
 from gpuir.passes.annotate import Annotate
 from gpuir.passes.manager import Pass, Pipeline
@@ -27,7 +27,6 @@ from gpuir.report.answer import Answer, Device, Needs, answer_of
 from gpuir.report.find import find_kernel
 from gpuir.report.kernels import KernelRow
 from gpuir.report.notebook import html
-from gpuir.run.loading import LoadOptions, load
 from gpuir.simulate.fitting import ToFit, larger_target
 from gpuir.simulate.memory import memory
 from gpuir.simulate.timeline import filled
@@ -38,7 +37,6 @@ from gpuir.targets.profile import load_profile, profile_of
 from gpuir.targets.support import check, elsewhere, emulated
 
 if TYPE_CHECKING:
-    from gpuir.run.loading import Source
     from gpuir.targets.target import Target
 
 
@@ -92,75 +90,6 @@ def lowering(
     if graph.level == Level.fused:
         steps = Pipeline(tuple(p for p in steps.passes if p.takes == Level.fused))
     return steps if target is None else steps.on(target)
-
-
-@takes(
-    target=PATH,
-    predictor=TEXT | CALLED,
-    schedule=PATH | SCHEDULE,
-    profile=PATH,
-    tf32=FLAG,
-    cluster=PATH,
-    batch=whole(1),
-    warnings=many(TEXT),
-)
-def analyze(
-    model: Graph | Source,
-    *given: Any,
-    target: str | None = None,
-    predictor: str | Predictor = "tile",
-    schedule: str | PathLike[str] | Schedule = "",
-    profile: str | PathLike[str] | None = None,
-    tf32: bool | None = None,
-    cluster: str | PathLike[str] | None = None,
-    batch: int | None = None,
-    warnings: Iterable[str] = (),
-    **options: Unpack[LoadOptions],
-) -> Answer:
-    """What a run of the model on `target` comes to: time, memory, and every kernel.
-
-        gpuir.analyze("model.onnx", "a100").latency_s
-        gpuir.analyze(module, (x,), target="h100-sxm").graph
-
-    A graph goes on from the level it has. One that is tiled already keeps its target; one that
-    is costed comes back as it is; what would change it is refused. `schedule` is a file of tiles
-    to use where it names a kernel, or a `Schedule`. `target` is a name, a path, or either
-    with numbers changed: `a100+sms=120`. `predictor` is a name too, or a function of yours.
-    `profile` is the software stack, and `tf32` what it runs in TF32, as in `lower`. `cluster`, a
-    name or a path, joins
-    the ranks of a graph that the pass `shard` has cut; its GPU, if of one kind, is then the target.
-    `batch` is how many items a run does at once: without it, what the graph was built for.
-    `warnings` are shown in the report.
-    """
-    args: list[Any] = []
-    for thing in given:  # the target, or a module's arguments: a tuple, or one by one
-        if isinstance(thing, str | PathLike) and target is None:
-            target = fspath(cast("str | PathLike[str]", thing))
-        elif isinstance(thing, str | PathLike):
-            raise UsageError("two targets are given", found=f"{target}, {thing}")
-        elif thing is not None:
-            args.append(thing)
-    if cluster is not None and target is None:
-        target = load_cluster(fspath(cluster)).only_gpu
-    if args and isinstance(model, Graph):
-        raise UsageError(
-            "the arguments are inputs, but a graph already has the shapes of its inputs",
-            expected="only the name of a target or the path of its file",
-            found=", ".join(type(x).__name__ for x in args),
-        )
-    if args:
-        options["args"] = args[0] if len(args) == 1 else tuple(args)
-    g = model if isinstance(model, Graph) else load(model, profile=profile, tf32=tf32, **options)
-    made = costed(
-        g,
-        target=target,
-        predictor=predictor,
-        schedule=schedule,
-        profile=profile,
-        tf32=tf32,
-        cluster=cluster,
-    )
-    return answer(made, warnings=warnings, batch=batch)
 
 
 def costed(

@@ -31,6 +31,7 @@ from gpuir.ir.errors import (
 from gpuir.ir.graph import Graph, Level
 from gpuir.ir.verify import verify
 from gpuir.plugins import blamed, installed, load_point, own_module, place
+from gpuir.run.terms import refuse
 from gpuir.targets.profile import on_own, profile_of, under
 
 if TYPE_CHECKING:
@@ -155,6 +156,7 @@ def load(
     source = fspath(model) if isinstance(model, str | PathLike) else model
     path = source if isinstance(source, str) else ""
     note_input(path)
+    refuse(path)
     if recipe and recipe.dtype and not options.get("dtype"):
         if is_torch(path) and not path.endswith(".pt2"):
             options["dtype"] = recipe.dtype

@@ -30,7 +30,7 @@ from gpuir.passes.manager import Pass
 from gpuir.passes.math import run_under
 from gpuir.plan.space.points import PointTimes, ProgramPoints, ReservedBytes, distinct, times
 from gpuir.plan.space.program import Program, program_of
-from gpuir.run.analysis import analyze, lowering
+from gpuir.run.analysis import answer, costed, lowering
 from gpuir.run.loading import LoadOptions, load
 from gpuir.run.symbols import FoundGraph, Sampled, SymbolicGraph
 from gpuir.simulate.parallel import Parallel
@@ -112,8 +112,9 @@ class ModelProgram:
         ((kernels, x),) = self.kernels_at(columns, device)
         there = {name: int(n[0]) for name, n in columns.items()}
         if x.program.refused or isinstance(kernels, GpuirError):  # it is said as of any other graph
-            return analyze(self.load(there), target, profile=self.profile, tf32=self.tf32)
-        return analyze(each_size(kernels, lambda x: value(x, there)), target)
+            loaded = self.load(there)
+            return answer(costed(loaded, target, profile=self.profile, tf32=self.tf32))
+        return answer(costed(each_size(kernels, lambda x: value(x, there)), target))
 
     def load(self, point: Mapping[str, int]) -> Graph:
         how: dict[str, Any] = {**self.options}

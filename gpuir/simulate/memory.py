@@ -102,6 +102,12 @@ class Memory:
         """The bytes of each kind at the peak."""
         return by_kind(self.live[:, self.at])
 
+    @property
+    def kept_bytes(self) -> int:
+        """What stays there between runs: weights, and the state of an optimizer."""
+        first = by_kind(self.live[:, 0])
+        return first["weights"] + first["optimizer"]
+
     @cached_property
     def largest(self) -> tuple[Holder, ...]:
         """Who holds memory at the peak, the most first."""

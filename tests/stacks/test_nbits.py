@@ -15,7 +15,8 @@ from onnx import ModelProto, TensorProto, helper, numpy_helper
 from gpuir.frontends.onnx.load import load
 from gpuir.interp import run
 from gpuir.ops import kernel as k
-from gpuir.run.analysis import analyze, lower
+from gpuir.run.analysis import lower
+from gpuir.run.runs import analyze
 
 pytest.importorskip("onnxruntime")
 
