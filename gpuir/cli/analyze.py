@@ -143,10 +143,12 @@ def show_runs(asked: Analyze, several: Sequence[RunTerm]) -> None:
         "--crossover": asked.crossover,
         "--memory": asked.memory,
         "--group-by": asked.group_by != "kernel",
-        "--dims with several sizes": asked.axes,
     }
     for name in (name for name, given in one.items() if given):
         raise UsageError(f"{name} is for one model", fix="analyze one of the parts")
+    if asked.axes:
+        tabulate(asked, several)
+        return
     warnings: list[str] = []
     found = answers(asked.run, several, warnings)
     for text in warnings:
@@ -156,11 +158,11 @@ def show_runs(asked: Analyze, several: Sequence[RunTerm]) -> None:
         raise click.exceptions.Exit(1)
 
 
-def tabulate(asked: Analyze) -> None:
+def tabulate(asked: Analyze, several: Sequence[RunTerm] = ()) -> None:
     """A table of all sizes in place of the report of one."""
     from gpuir.backends.sweep import sizes_report
     from gpuir.backends.table import FORMATS
-    from gpuir.cli.sweep import run
+    from gpuir.cli.sweep import run, run_several
     from gpuir.ir.errors import UsageError
 
     if asked.format not in FORMATS:
@@ -170,7 +172,8 @@ def tabulate(asked: Analyze) -> None:
     for name in ("schedule", "cluster"):
         if getattr(asked.costing, name):
             raise UsageError(f"--{name} is for one size", fix="give each dimension one size")
-    found = run(asked.run, asked.axes)
+    axes = asked.axes
+    found = run_several(asked.run, several, axes) if several else run(asked.run, axes)
     show(sizes_report(found), asked.format, asked.width, asked.output)
     if not any(p.fits for p in found.points):
         raise click.exceptions.Exit(1)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from math import prod
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
@@ -24,9 +25,11 @@ from gpuir.cli.output import (
     write,
 )
 from gpuir.cli.request import ask, held, option, request
+from gpuir.run.terms import RunTerm, terms
 
 if TYPE_CHECKING:
     from gpuir.plan.sweep import SweepAnswers
+    from gpuir.report.answer import Answer, Dims
     from gpuir.targets.prices import Price
 
 PICTURES = (".png", ".svg")
@@ -101,6 +104,7 @@ def command(asked: SweepOptions) -> None:
     gpuir sweep model.onnx --target all --batch 1..256 --dims seq=128 --format csv -o sweep.csv
     gpuir sweep model.pt2 --target a100,l4 --profile eager,compiled --batch 1..64 --plot sweep.svg
     gpuir sweep hf:config.json --target h100 --dims batch=1 --dim seq=128..4096 --price h100=2.5
+    gpuir sweep hf:config.json:generate=128 --target h100 --batch 1..64 --dims seq=1024
 
     MODEL may be a file that states a design space, SPACE.toml (docs/guide/design-spaces.md): all
     its points are written to a folder as Parquet. A sweep that was killed continues when the same
@@ -128,8 +132,12 @@ def command(asked: SweepOptions) -> None:
             "--plot writes only PNG and SVG files", found=plot, fix="FILE.png or FILE.svg"
         )
     check_ahead(plot)
-    found = run(asked.run, axes_of(asked), options.prices_of(asked.price))
-    if (p := found.nearest) is not None and asked.format not in ("csv", "parquet"):
+    axes, prices, several = axes_of(asked), options.prices_of(asked.price), terms(asked.model)
+    if several:
+        found = run_several(asked.run, several, axes, prices)
+    else:
+        found = run(asked.run, axes, prices)
+    if (p := found.nearest) is not None and not several and asked.format not in ("csv", "parquet"):
         files = {target.name: name for target, name in options.named_targets(asked.run)}
         costing = replace(asked.costing, profile=p.profile, settings=())
         one = options.ModelRun(asked.model, files[p.target], asked.loading, costing, asked.loaded)
@@ -194,13 +202,8 @@ def run(
     targets = [target for target, _ in named]
     names = [asked.loaded.profile(name) for name in options.split_names(asked.costing.profile)]
     profiles = list({gpuir.load_profile(name).name: name for name in names}.values()) or [None]
-    how = asked.loading.options(asked.loaded)
-    fixed = how.get("dims", {})
-    if twice := [(name, o) for name in axes if (o := options.given_size(how, name))]:
-        name, option = twice[0]
-        raise UsageError(
-            f"{option} sets {name}, but the sweep changes it", fix="remove one of the two options"
-        )
+    _check_fixed(asked, axes)
+    fixed = asked.loading.options(asked.loaded).get("dims", {})
     count = prod(map(len, axes.values())) * len(targets) * len(profiles)
     if count > options.MOST_RUNS:
         raise UsageError(
@@ -236,6 +239,66 @@ def run(
     for text in warnings:
         warn(text)
     return found
+
+
+def run_several(
+    asked: options.ModelRun,
+    several: Sequence[RunTerm],
+    axes: Mapping[str, tuple[int, ...]],
+    own: Mapping[str, Price] | None = None,
+) -> SweepAnswers:
+    """A run of several models at every choice of sizes, one after another."""
+    from gpuir.cli.runs import answers
+    from gpuir.ir.errors import ModelError
+    from gpuir.plan.sweep import SweepAnswers
+    from gpuir.targets.prices import prices_together
+
+    _check_fixed(asked, axes)
+    targets = options.targets_of(asked)
+    prices = {
+        target.name: price
+        for target, price in zip(targets, prices_together(targets, own), strict=True)
+        if price
+    }
+    points: list[Answer] = []
+    refused: list[tuple[Dims, ModelError]] = []
+    warnings: list[str] = []
+    choices = [tuple(zip(axes, n, strict=True)) for n in product(*axes.values())]
+    with progress(len(choices), "sweep") as done:
+        for dims in choices:
+            here = replace(asked, loading=asked.loading.sized(*dims))
+            try:
+                found = answers(here, several, warnings)
+            except ModelError as error:  # a size that a model does not take
+                refused.append((dims, error))
+                found = []
+            for a in found:
+                price = prices.get(a.target)
+                points.append(replace(a, dims=dims, usd_per_hour=price and price.usd_per_hour))
+            done()
+    if not points:
+        raise refused[0][1]
+    for text in warnings:
+        warn(text)
+    return SweepAnswers(
+        model=points[0].model,
+        axes=tuple(axes.items()),
+        points=tuple(points),
+        refused=tuple((dims, error.what) for dims, error in refused),
+        prices=tuple(prices.items()),
+    )
+
+
+def _check_fixed(asked: options.ModelRun, axes: Iterable[str]) -> None:
+    """UsageError for a size that is given, and swept as well."""
+    from gpuir.ir.errors import UsageError
+
+    how = asked.loading.options(asked.loaded)
+    if twice := [(name, o) for name in axes if (o := options.given_size(how, name))]:
+        name, option = twice[0]
+        raise UsageError(
+            f"{option} sets {name}, but the sweep changes it", fix="remove one of the two options"
+        )
 
 
 def axes_of(asked: SweepOptions) -> dict[str, tuple[int, ...]]:

@@ -99,7 +99,7 @@ def refuse(text: str) -> None:
             "this is a run of several models, and not one model",
             found=text,
             expected=f"a model, for example {several[0].source}",
-            fix="gpuir analyze, or gpuir.analyze, takes a run of several",
+            fix="gpuir analyze, gpuir sweep and gpuir.analyze take a run of several",
         )
 
 

@@ -112,7 +112,6 @@ REFUSED = {
     ("--memory",): "--memory is for one model",
     ("--group-by", "module"): "--group-by is for one model",
     ("--crossover", "batch"): "--crossover is for one model",
-    ("--dims", "batch=1,2"): "--dims with several sizes is for one model",
     ("--schedule", "x.sched"): "--schedule is for one model",
     ("--cluster", "dgx-a100"): "--cluster is for one model",
 }
@@ -124,10 +123,51 @@ def test_what_is_for_one_model(given: tuple[str, ...]):
 
 
 def test_other_commands_say_where_a_run_is_taken():
-    for command, *more in (("sweep", "--batch", "1,2"), ("advise",), ("largest", "--dim", "batch")):
+    for command, *more in (("advise",), ("largest", "--dim", "batch")):
         found = CliRunner().invoke(main, [command, "2*a.onnx", "--target", "a100", *SEQ, *more])
         assert found.exit_code == 2
-        assert "gpuir analyze, or gpuir.analyze, takes a run of several" in found.stderr
+        assert "gpuir analyze, gpuir sweep and gpuir.analyze take a run of several" in found.stderr
+
+
+def test_a_run_at_several_sizes():
+    args = ("2*a.onnx + a.onnx:batch=1", "--dims", "seq=16,batch=1,4", "--format", "json")
+    found = json.loads(run(*args, target="a100,l4").stdout)
+    assert found["schema"] == "gpuir.sweep/1"
+    assert [(p["target"], p["dims"]["batch"]) for p in found["points"]] == [
+        ("a100-sxm-40gb", 1),
+        ("l4", 1),
+        ("a100-sxm-40gb", 4),
+        ("l4", 4),
+    ]
+    one = gpuir.analyze(args[0], "l4", dims={"seq": 16, "batch": 4})
+    last = found["points"][-1]
+    assert last["latency_s"] == pytest.approx(one.latency_s, rel=1e-12)
+    assert last["interval_s"] == pytest.approx(one.interval, rel=1e-12)
+    assert "latency" in run(*args[:3]).stdout
+
+
+def test_a_sweep_of_a_generation():
+    args = ("hf:config.json:generate=4:seq=8", "--target", "a100", "--batch", "1,2", "--price")
+    found = CliRunner().invoke(main, ["sweep", *args, "a100=2", "--format", "json"])
+    assert found.exit_code == 0, found.output
+    points = json.loads(found.stdout)["points"]
+    assert [p["items"] for p in points] == [1, 2]
+    assert points[1]["usd_per_hour"] == 2
+    one = gpuir.analyze("hf:config.json", "a100", dims={"batch": 2, "seq": 8}, generate=4)
+    assert points[1]["latency_s"] == pytest.approx(one.latency_s, rel=1e-12)
+
+
+def test_a_size_that_a_model_of_the_run_does_not_take():
+    found = CliRunner().invoke(
+        main, ["sweep", "2*a.onnx", "--target", "a100", "--dims", "batch=1", "--dim", "wrong=1,2"]
+    )
+    assert found.exit_code == 2 and "no such dimension" in found.stderr
+
+
+def test_a_size_that_is_given_and_swept():
+    args = ("2*a.onnx", "--target", "a100", "--dims", "batch=1,seq=8", "--batch", "1,2")
+    found = CliRunner().invoke(main, ["sweep", *args])
+    assert found.exit_code == 2 and "the sweep changes it" in found.stderr
 
 
 def test_the_output_is_not_one_of_the_models():
