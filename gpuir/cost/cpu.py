@@ -19,7 +19,7 @@ from gpuir.cost.nest import Tiles
 from gpuir.cost.routing import Routed
 from gpuir.cost.sheet import Factor, Number, Sheet
 from gpuir.cost.steps import RoutineSteps
-from gpuir.cost.work import ConvShape, Heads, Lookup, Work
+from gpuir.cost.work import ConvShape, Heads, Lookup, Looped, Work
 from gpuir.ir.types import f32
 from gpuir.targets.target import Target
 
@@ -56,9 +56,9 @@ BLOCK_CLOCKS = 1500.0
 # multiplied instead. One image of so few cells, with a window of at most 3; a window of one cell,
 # with fewer images than so many and one thread.
 UNFOLDED_CELLS, UNFOLDED_WINDOW, UNFOLDED_IMAGES = 20480, 3, 16
-# Times longer that weights from memory take than a stream from there takes longer than one from a
-# cache: measured on products of 1 to 64 rows, with 40 matrices in turn.
-AWAY = 4.0
+# Times that a convolution's weights are moved to be brought in order, each time that it is called:
+# measured on convolutions of 512 channels.
+WEIGHTS_REORDERED = 1.5
 TRANSPOSED = 4.8  # a transpose uses a part of each line it touches: measured against a copy
 # Instructions of a result's address and store that a GPU's thread issues for each cell and a SIMD
 # loop once for a word of them.
@@ -68,6 +68,10 @@ ROW_CLOCKS = 60.0  # a row of a softmax or norm begins and ends: measured on nor
 SUM_ROW_CLOCKS = 17.0  # of a sum
 SCAN_CLOCKS = 2.7  # an addition waits for the one before it: measured
 INDEX_CLOCKS = 1.1  # an index read: measured
+# A cell of a window that is searched for the largest, and a cell that is copied by its place in an
+# image, one after another (PyTorch, ATen/native/cpu/MaxPoolKernel.cpp, UpSampleKernel.cpp):
+# measured on a Xeon of 2023.
+POOL_CLOCKS, RESIZE_CLOCKS = 10.5, 12.0
 # What of a call is spent before the first cell, besides the launch, in times a library's set-up:
 # layer norm makes three tensors; oneDNN brings a convolution's weights and images in order.
 NORM_CALLS, CONV_CALLS = 0.19, 3.9
@@ -90,9 +94,13 @@ def seconds(s: Sheet, work: Work, tiles: Tiles, target: Target, p: Mapping[str, 
     cores = xp.minimum(xp.maximum(pieces, 1.0), float(target.sms))
     cores = s.put("cores at work", cores, "", "cost.cpu.GRAIN_CELLS, GRAIN_FLOPS")
     share = cores / target.sms
+    if work.kernel == "k.conv":
+        s.put("unfolded", _unfolds(s, work, target))
     memory = _memory_s(s, work, cores, target, p)
     before = s.put("weights away", _away_s(s, work, cores, target, p), "s")
     wait = THREAD_START_S * (cores - 1.0) / max(target.sms - 1.0, 1.0)
+    if work.weights is not None:
+        wait = wait + p["call in a model"]
     if work.kernel == "k.routine":
         compute = _routine_s(s, work, target) + 0.0 * cores
     else:
@@ -104,7 +112,8 @@ def seconds(s: Sheet, work: Work, tiles: Tiles, target: Target, p: Mapping[str, 
         compute = compute + flops / (peak * share)
         wait = wait + calls * p["set-up"]
         if work.kernel in ("k.gemm", "k.experts"):
-            before = before + PACKING * xp.where(_fewest(s, work) <= 1, 0.0, memory)
+            packs = 0.0 if isinstance(work.detail, Looped) else PACKING  # once, before the loop
+            before = before + packs * xp.where(_fewest(s, work) <= 1, 0.0, memory)
         # Winograd multiplies less, and a masked score may be skipped
         roof = 0.0 if work.kernel == "k.conv" else work.products * work.density / peak
     elif work.kind in ("norm", "rms"):
@@ -131,6 +140,10 @@ def _lanes_s(
         ops = s.xp.maximum(ops - SHARED_OPS * stored, 0.0)
     if work.kernel == "k.gather":
         clocks = INDEX_CLOCKS * work.operands[1].nbytes / work.operands[1].cell_bytes
+        if work.form == "resize":
+            clocks = clocks + RESIZE_CLOCKS * work.points
+    if work.kernel == "k.pool":
+        clocks = POOL_CLOCKS * work.points
     if work.kernel == "k.reduce":
         sums = work.kind in ("sum", "scan")
         ops = ops * (SUM_OPS if sums else 1.0)
@@ -169,6 +182,8 @@ def _product(
     """Whole rows of the smaller side, and as many again to pack the other."""
     fewest = _fewest(s, work)
     packed = s.xp.where(fewest <= 1, 0.0, PACKED_ROWS / s.xp.maximum(fewest, 1.0))
+    if isinstance(work.detail, Looped):
+        packed = 0.0 * packed
     narrow = work.dtype.bits < 32
     reached = p["narrow product share"] if narrow else p["product share"] * _used(target)
     if narrow and work.dtype.name not in target.flops_per_s.tensor:
@@ -190,7 +205,7 @@ def _convolution(
     s: Sheet, work: Work, target: Target, p: Mapping[str, Number]
 ) -> tuple[Number, Number]:
     """Channels fill whole SIMD words; or a matrix product where the images are unfolded."""
-    xp, unfolded = s.xp, _unfolds(s, work, target)
+    xp, unfolded = s.xp, s.values["unfolded"]
     e, window = work.extents, work.detail_as(ConvShape)
     taps, upwards = window.taps, window.transposed
     depth, results = e["k"] / taps ** (1 - upwards), e["n"] / taps**upwards
@@ -220,7 +235,7 @@ def _unfolds(s: Sheet, work: Work, target: Target) -> Number:
     small = small * where(s.xp.minimum(widest, taps / widest) <= UNFOLDED_WINDOW, 1.0, 0.0)
     single = where(taps <= 1, 1.0, 0.0) * where(window.stride <= 1, 1.0, 0.0)
     single = single * where(images < UNFOLDED_IMAGES, 1.0, 0.0) * (target.sms == 1)
-    return s.put("unfolded", where(e["b"] > 1, 0.0, s.xp.maximum(small, single)))
+    return where(e["b"] > 1, 0.0, s.xp.maximum(small, single))
 
 
 def _attention(
@@ -263,6 +278,8 @@ def _memory_s(
     """Each byte once, from the nearest level that holds all of them: of a table that is gathered
     from, all of it."""
     footprint = s.put("footprint", s.xp.maximum(work.nbytes, 1.0), "bytes")
+    if work.weights is not None:
+        footprint = s.put("footprint with others between", footprint * p["between"], "bytes")
     byte_s = _byte_s(s, footprint, cores, target, p)
     away = (1 - s.values["held by the cores"]) * (1 - s.values["held by the shared cache"])
     s.put("dram bytes", work.nbytes * away, "bytes")
@@ -277,7 +294,7 @@ def _memory_s(
         memory = memory + table * (_byte_s(s, around, cores, target, p) - byte_s)
     if work.kernel == "k.conv":
         images = work.operands[0].nbytes + work.operands[-1].nbytes
-        memory = memory + REORDERED * images * byte_s
+        memory = memory + (1 - s.values["unfolded"]) * REORDERED * images * byte_s
     if work.kind == "transpose":
         memory = memory * TRANSPOSED
     return s.put("memory", memory, "s", "cost.cpu.TRANSPOSED, REORDERED")
@@ -288,10 +305,13 @@ def _away_s(s: Sheet, work: Work, cores: Number, target: Target, p: Mapping[str,
     last run: libraries bring them in order first, so nothing hides it."""
     if work.weights is None:
         return 0.0
-    footprint = s.xp.maximum(work.nbytes, 1.0)
-    own = s.xp.minimum(work.weights.own, footprint)  # of a table no more than is read
+    footprint = s.xp.maximum(work.nbytes, 1.0) * p["between"]
+    own = s.xp.minimum(work.weights.own, work.nbytes)  # of a table no more than is read
     away = _byte_s(s, footprint + work.weights.others, cores, target, p)
-    return AWAY * own * s.xp.maximum(away - _byte_s(s, footprint, cores, target, p), 0.0)
+    again = s.xp.maximum(away - _byte_s(s, footprint, cores, target, p), 0.0)
+    if work.kernel == "k.conv":
+        again = again + (1 - s.values["unfolded"]) * WEIGHTS_REORDERED * away
+    return p["weights away"] * own * again
 
 
 def _byte_s(

@@ -33,6 +33,7 @@ from gpuir.cost.work import (
     Looped,
     Operand,
     Staging,
+    WeightBytes,
     Windowed,
     Work,
 )
@@ -52,6 +53,14 @@ BACKWARD_TIMES = 2.5 * 0.73 / 0.63
 def work_of(op: k.KernelOp) -> Work:
     """The work of a kernel."""
     return _something(_work(op))
+
+
+def among(op: k.KernelOp, weights: k.HeldWeights) -> Work:
+    """The work of a kernel on a CPU, in a model that has these weights."""
+    own = sum(v.type.nbytes for v in {*op.operands} & weights.values)
+    if not weights.nbytes or id(op) in weights.inside:
+        return work_of(op)
+    return replace(work_of(op), weights=WeightBytes(real(own), real(weights.nbytes - own)))
 
 
 def _something(work: Work) -> Work:

@@ -909,3 +909,25 @@ def sums_of_gradients(g: Graph) -> frozenset[Value]:
         elif isinstance(n.op, Collective):
             found.update(n.results)
     return frozenset(found)
+
+
+@dataclass(frozen=True)
+class HeldWeights:
+    """What comes from outside to a graph of kernels: params and inputs, with their views (of a
+    transposed weight, as PyTorch has it), and how many bytes these are in all. `inside` are its
+    kernels in loops and branches, by identity: a library's, which find again what they need."""
+
+    values: frozenset[Value] = frozenset()
+    nbytes: int = 0
+    inside: frozenset[int] = frozenset()
+
+    @staticmethod
+    def of(graph: Graph) -> HeldWeights:
+        given = (*graph.params, *graph.inputs)
+        found = set(given)
+        for node in graph.nodes:
+            if isinstance(node.op, View) and found.issuperset(node.op.operands):
+                found.update(node.results)
+        inside = {id(n.op) for n in graph.walk()} - {id(n.op) for n in graph.nodes}
+        nbytes = sum(v.type.nbytes for v in given)
+        return HeldWeights(frozenset(found), nbytes, frozenset(inside))

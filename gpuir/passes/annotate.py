@@ -14,13 +14,12 @@ from gpuir.cost.families import check_factors
 from gpuir.cost.habits import Kernel, Release
 from gpuir.cost.host import host_cost, hosted
 from gpuir.cost.network import collective_cost
-from gpuir.cost.reading import work_of
+from gpuir.cost.reading import among
 from gpuir.cost.table import PREDICTORS, Predictor, find_predictor
-from gpuir.cost.work import WeightBytes, Work
+from gpuir.cost.work import Work
 from gpuir.ir.errors import PluginError, UsageError
-from gpuir.ir.graph import Graph, Level, Node, Value
+from gpuir.ir.graph import Graph, Level, Node
 from gpuir.ir.notes import Bound, Cost, Tile
-from gpuir.ir.sizes import real
 from gpuir.ir.verify import faults
 from gpuir.ops import kernel as k
 from gpuir.passes.manager import Pass
@@ -31,6 +30,7 @@ from gpuir.targets.profile import profile_of
 from gpuir.targets.support import described, load_operators, without_kernel
 from gpuir.targets.target import Target
 
+NO_WEIGHTS = k.HeldWeights()
 FREE = Cost(0.0, "latency", "view", ())  # no launch, no bytes
 
 # Gives the costs of kernels under their tiles.
@@ -59,7 +59,7 @@ class Annotate(Pass):
     def run(self, g: Graph) -> Graph:
         assert g.target is not None, "the verifier has seen to it"
         target = load_target(g.target)
-        weights = frozenset(g.params) if target.is_cpu else frozenset[Value]()
+        weights = k.HeldWeights.of(g) if target.is_cpu else NO_WEIGHTS
         cluster = self._cluster(g, target)
         costed = cost_graph(g, costing(self.predictor, target, weights, cluster))
         _check_version(self.predictor, costed)
@@ -124,7 +124,7 @@ def _check_version(predictor: str | Predictor | Release, costed: Graph) -> None:
 def costing(
     predictor: str | Predictor | Release,
     target: Target,
-    weights: frozenset[Value] = frozenset(),
+    weights: k.HeldWeights = NO_WEIGHTS,
     cluster: Cluster | None = None,
 ) -> Costing:
     """The predictor as a function of many kernels. Our own depend on a kernel's work alone, so
@@ -141,10 +141,9 @@ def costing(
     if is_ours:
         check_factors(target)
     known: dict[tuple[Kernel, Tile | None], Cost] = {}
-    total = sum(v.type.nbytes for v in weights)
 
     def key(op: k.KernelOp, tile: Tile | None) -> tuple[Kernel, Tile | None]:
-        return release.kernel(op, among(op, weights, total)), tile
+        return release.kernel(op, among(op, weights)), tile
 
     def costs(kernels: Sequence[tuple[k.KernelOp, Tile | None]]) -> list[Cost]:
         keys = [key(op, tile) for op, tile in kernels] if is_ours else []
@@ -163,13 +162,6 @@ def costing(
         ]
 
     return costs
-
-
-def among(op: k.KernelOp, weights: frozenset[Value], total: int) -> Work:
-    """The work of a kernel on a CPU, whose caches hold these weights, so many bytes in all."""
-    own = sum(v.type.nbytes for v in {*op.operands} & weights)
-    work = work_of(op)
-    return replace(work, weights=WeightBytes(real(own), real(total - own))) if own else work
 
 
 def _by_tiles(

@@ -15,6 +15,7 @@ from gpuir.ir.errors import GpuirError, ModelError
 from gpuir.ir.graph import Graph
 from gpuir.ir.notes import Schedule
 from gpuir.ir.sizes import Columns
+from gpuir.ops import kernel as k
 from gpuir.passes.annotate import cost_graph, costing
 from gpuir.passes.tile import tile_graph
 from gpuir.plan.space.points import ProgramPoints, answers, at
@@ -235,7 +236,7 @@ def _analyzed(
 ) -> Answer:
     """What the passes tile and annotate make of kernels on a target, which may be a file's."""
     name = files.get(target.name, target.name)
-    costs = costing(predictor, target, frozenset(g.params))
+    costs = costing(predictor, target, k.HeldWeights.of(g))
     costed = cost_graph(tile_graph(g, Schedule(g.name, name, ()), target), costs)
     held = memory(costed, target)
     return answer_of(costed, Device(target.name, ""), held=held).numbers

@@ -11,12 +11,12 @@ from cost import kernels as op
 
 import gpuir
 from gpuir.cost import sized, work
-from gpuir.cost.cpu import AWAY, FACTORS, SCAN_CLOCKS, whole
+from gpuir.cost.cpu import FACTORS, SCAN_CLOCKS, WEIGHTS_REORDERED, whole
 from gpuir.cost.lanes import LANE_OPS, SIMD_OPS
 from gpuir.cost.reading import work_of
 from gpuir.cost.sheet import Sheet
 from gpuir.cost.tile import estimate, predict
-from gpuir.cost.work import WeightBytes
+from gpuir.cost.work import Looped, WeightBytes
 from gpuir.ir.types import f32
 from gpuir.targets.load import load_target
 from gpuir.targets.target import Flops, FrozenTable
@@ -127,9 +127,28 @@ def test_weights_that_other_layers_push_out_come_from_memory():
     def time(others: float) -> float:
         return seconds(replace(plain, weights=WeightBytes(own, others)))
 
-    assert time(0.0) == seconds(plain)
+    alone = time(0.0)  # among others all the same, which moved their bytes between
+    assert alone > seconds(plain) + SHARE["call in a model"]
     memory = 1 / (CPU.dram_bytes_per_s * SHARE["dram share"])
-    assert 0 < time(1e7) - seconds(plain) < time(3e8) - seconds(plain) < AWAY * own * memory
+    assert 0 < time(1e7) - alone < time(3e8) - alone < SHARE["weights away"] * own * memory
+
+
+def test_what_a_model_does_between_counts_in_a_model_alone():
+    """A call is dearer, operands are further away; a library's loop finds them as it left them."""
+    add = sized.mapped("add", 1e5, (f32, f32), f32)
+    inside = replace(add, weights=WeightBytes(0.0, 1e6))
+    more = seconds(inside) - seconds(add)
+    assert more > SHARE["call in a model"]
+    step = replace(sized.gemm(8.0, 2048.0, 512.0, f32), detail=Looped(0.0))
+    assert seconds(step) < 0.7 * seconds(replace(step, detail=None))  # packed before the loop
+
+
+def test_convolutions_bring_their_weights_in_order_each_time():
+    many = sized.conv(1.0, 512.0, (7.0, 7.0), 512.0, (3.0, 3.0), dtype=f32, padding=1.0)
+    own = 4.0 * 512 * 512 * 9
+    inside = replace(many, weights=WeightBytes(own, 0.0))
+    moved = WEIGHTS_REORDERED * own / CPU.dram_bytes_per_s
+    assert seconds(inside) - seconds(many) > moved
 
 
 def test_a_model_larger_than_the_caches_waits_for_its_weights():

@@ -8,11 +8,11 @@ from dataclasses import dataclass, field, replace
 
 from gpuir.cost.habits import Kernel, Release, release_of
 from gpuir.cost.host import Hosted, hosted
+from gpuir.cost.reading import among
 from gpuir.ir import records
-from gpuir.ir.graph import Graph, Node, Value
+from gpuir.ir.graph import Graph, Node
 from gpuir.ir.sizes import by_form, is_recorded
 from gpuir.ops import kernel as k
-from gpuir.passes.annotate import among
 from gpuir.simulate.launches import Launches, launches_of
 from gpuir.simulate.layout import MemoryLayout, layout_of
 from gpuir.store import digest
@@ -51,11 +51,10 @@ def program_of(graph: Graph, on_cpu: bool = False) -> Program:
     if (error := nodes_refused(graph, profile)) is not None:
         return replace(made, refused=reason(error))
     release = release_of(profile, graph) or Release()
-    weights = frozenset(graph.params) if on_cpu else frozenset[Value]()
-    total = sum(v.type.nbytes for v in weights)
+    weights = k.HeldWeights.of(graph) if on_cpu else k.HeldWeights()
     known: dict[Kernel, int] = {}
     kernels = [
-        (id(n), release.kernel(n.op, among(n.op, weights, total)))
+        (id(n), release.kernel(n.op, among(n.op, weights)))
         for n in graph.walk()
         if isinstance(n.op, k.KernelOp) and not isinstance(n.op, k.View)
     ]
