@@ -1,113 +1,269 @@
-"""Whole models on this CPU, predicted and measured: a transformer encoder and a convolutional net.
+"""Twelve models on this CPU, measured, and predicted by one target or several.
 
 usage: gpuir calibrate --target cpu -o my-cpu.toml
-       python benchmarks/cpu_models.py my-cpu.toml            (both with the same OMP_NUM_THREADS)
+       python benchmarks/cpu_models.py my-cpu.toml [other.toml ...]   (same OMP_NUM_THREADS)
+       gpuir check benchmarks/cpu_models.py:resnet18 --target my-cpu.toml --dims batch=8
 
-The models are built twice with the same shapes, as ONNX to predict and in PyTorch to run, eagerly,
-as calibration runs its kernels, and timed by the same clock: with one thread its own. The fastest
-of some runs counts: what else the machine does only adds time.
+PyTorch runs them eagerly. Each is measured in three rounds, all models one after another: what
+else the machine does only adds time, so the fastest round counts. A calibration runs none of them.
 """
 
 from __future__ import annotations
 
 import sys
-import time
-from collections.abc import Callable
-from pathlib import Path
+from itertools import pairwise
+from typing import Any
 
+import numpy as np
 import torch
-from onnx import TensorProto, helper, save
+from torch import nn
+from torch.nn import functional as F
 
 import gpuir
+from gpuir.fit.timing import HostWatch
+from gpuir.frontends.torch.program import TorchProgram
 
-ENCODER = Path(__file__).parent.parent / "examples" / "encoder.onnx"
-RUNS = 8
-STAGES = ((64, 1), (64, 1), (128, 2), (128, 1), (256, 2), (256, 1), (512, 2), (512, 1))
+ROUNDS, BUDGET_S = 3, 1.0
+Made = tuple[nn.Module, tuple[Any, ...]]
 
 
-class Layer(torch.nn.Module):
-    """A layer of BERT-base."""
+class Layer(nn.Module):
+    """A layer of BERT; with `past`, that of a decoder which reads one token."""
 
-    def __init__(self, width: int = 768, inner: int = 3072, heads: int = 12):
+    def __init__(self, width: int, causal: bool = False):
         super().__init__()
-        self.heads = heads
-        self.qkv = torch.nn.ModuleList(torch.nn.Linear(width, width) for _ in range(3))
-        self.out, self.up = torch.nn.Linear(width, width), torch.nn.Linear(width, inner)
-        self.down = torch.nn.Linear(inner, width)
-        self.norms = torch.nn.ModuleList(torch.nn.LayerNorm(width) for _ in range(2))
+        self.heads, self.causal = width // 64, causal
+        self.qkv = nn.ModuleList(nn.Linear(width, width) for _ in range(3))
+        self.out = nn.Linear(width, width)
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+        self.norms = nn.ModuleList(nn.LayerNorm(width) for _ in range(2))
+
+    def forward(self, x: torch.Tensor, *past: torch.Tensor) -> torch.Tensor:
+        q, k, v = (f(x).unflatten(-1, (self.heads, -1)).transpose(1, 2) for f in self.qkv)
+        if past:
+            k, v = (torch.cat(pair, 2) for pair in zip(past, (k, v), strict=True))
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=self.causal)
+        x = self.norms[0](x + self.out(y.transpose(1, 2).flatten(2)))
+        return self.norms[1](x + self.down(F.gelu(self.up(x))))
+
+
+class Decoder(nn.Module):
+    def __init__(self, width: int = 512, layers: int = 6, words: int = 8000, causal: bool = True):
+        super().__init__()
+        self.words, self.out = nn.Embedding(words, width), nn.Linear(width, words, bias=False)
+        self.layers = nn.ModuleList(Layer(width, causal) for _ in range(layers))
+
+    def forward(self, ids: torch.Tensor, *past: torch.Tensor) -> torch.Tensor:
+        x = self.words(ids)
+        for i, layer in enumerate(self.layers):
+            x = layer(x, *past[2 * i : 2 * i + 2])
+        return self.out(x[:, -1])
+
+
+class Basic(nn.Module):
+    """A block of ResNet-18."""
+
+    def __init__(self, channels: int, filters: int, stride: int):
+        super().__init__()
+        self.one, self.two = norm(channels, filters, 3, stride), norm(filters, filters, 3)
+        same = channels == filters and stride == 1
+        self.down = nn.Identity() if same else norm(channels, filters, 1, stride)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        q, k, v = (f(x).unflatten(-1, (self.heads, -1)).transpose(1, 2) for f in self.qkv)
-        attended = torch.nn.functional.scaled_dot_product_attention(q, k, v)
-        x = self.norms[0](x + self.out(attended.transpose(1, 2).flatten(2)))
-        return self.norms[1](x + self.down(torch.nn.functional.gelu(self.up(x))))
+        return F.relu(self.two(F.relu(self.one(x))) + self.down(x))
 
 
-def convolutions() -> torch.nn.Sequential:
-    """3x3 convolutions and relus on an image of 56 x 56, as in a residual net without residuals."""
-    layers: list[torch.nn.Module] = []
-    channels = 64
-    for filters, stride in STAGES:
-        layers += [torch.nn.Conv2d(channels, filters, 3, stride, 1), torch.nn.ReLU()]
-        channels = filters
-    return torch.nn.Sequential(*layers)
+class Inverted(nn.Module):
+    """A block of MobileNetV2."""
+
+    def __init__(self, channels: int, filters: int, stride: int, times: int):
+        super().__init__()
+        wide = channels * times
+        widen = [norm(channels, wide, 1), nn.ReLU6()] if times > 1 else []
+        across = norm(wide, wide, 3, stride, groups=wide)
+        self.layers = nn.Sequential(*widen, across, nn.ReLU6(), norm(wide, filters, 1))
+        self.adds = stride == 1 and channels == filters
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.layers(x) if self.adds else self.layers(x)
 
 
-def as_onnx(path: Path, batch: int) -> Path:
-    """The same net as an ONNX file without weights."""
-    nodes, weights, channels, size, value = [], [], 64, 56, "x"
-    for i, (filters, stride) in enumerate(STAGES):
-        shapes = {f"w{i}": (filters, channels, 3, 3), f"b{i}": (filters,)}
-        for name, dims in shapes.items():
-            weight = TensorProto(name=name, dims=dims, data_type=TensorProto.FLOAT)
-            weight.data_location = TensorProto.EXTERNAL
-            weight.external_data.add(key="location", value="none")
-            weights.append(weight)
-        args = {"strides": [stride] * 2, "pads": [1] * 4, "kernel_shape": [3, 3]}
-        nodes.append(helper.make_node("Conv", [value, *shapes], [f"c{i}"], f"Conv_{i}", **args))
-        nodes.append(helper.make_node("Relu", [f"c{i}"], [f"y{i}"], f"Relu_{i}"))
-        channels, size, value = filters, size // stride, f"y{i}"
-    kind = TensorProto.FLOAT
-    x = helper.make_tensor_value_info("x", kind, (batch, 64, 56, 56))
-    y = helper.make_tensor_value_info(value, kind, (batch, channels, size, size))
-    graph = helper.make_graph(nodes, "convolutions", [x], [y], weights)
-    save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)]), path)
-    return path
+class Vision(nn.Module):
+    """ViT-Tiny."""
+
+    def __init__(self, width: int = 192):
+        super().__init__()
+        self.patches = nn.Conv2d(3, width, 16, 16)
+        self.token = nn.Parameter(torch.zeros(1, 1, width))
+        self.places = nn.Parameter(torch.zeros(1, 197, width))
+        self.layers = nn.Sequential(*(Layer(width) for _ in range(12)))
+        self.out = nn.Linear(width, 1000)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.patches(x).flatten(2).transpose(1, 2)
+        x = torch.cat([self.token.expand(len(x), -1, -1), x], 1) + self.places
+        return self.out(self.layers(x)[:, 0])
 
 
-def fastest(run: Callable[[], object]) -> float:
-    clock = time.thread_time if torch.get_num_threads() == 1 else time.perf_counter
-    run()
-    found: list[float] = []
-    for _ in range(RUNS):
-        began = clock()
-        run()
-        found.append(clock() - began)
-    return min(found)
+class UNet(nn.Module):
+    """Two levels of a diffusion model's net."""
+
+    def __init__(self, c: int = 64):
+        super().__init__()
+        self.down, self.deep, self.bottom = two(4, c), two(c, 2 * c), two(2 * c, 4 * c)
+        self.rise, self.up, self.out = two(6 * c, 2 * c), two(3 * c, c), nn.Conv2d(c, 4, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        a = self.down(x)
+        b = self.deep(F.max_pool2d(a, 2))
+        y = F.interpolate(self.bottom(F.max_pool2d(b, 2)), scale_factor=2.0)
+        y = F.interpolate(self.rise(torch.cat([y, b], 1)), scale_factor=2.0)
+        return self.out(self.up(torch.cat([y, a], 1)))
 
 
-def show(name: str, predicted_s: float, measured_s: float) -> None:
-    error = predicted_s / measured_s - 1
-    print(f"{name:28} {measured_s * 1e3:9.2f} ms  {predicted_s * 1e3:9.2f} ms  {error:+6.0%}")
+class Recurrent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm, self.out = nn.LSTM(256, 512, 2, batch_first=True), nn.Linear(512, 100)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.out(self.lstm(x)[0])
 
 
-def main(target: str) -> None:
-    print(f"{'model':28} {'measured':>12}  {'predicted':>12}  error")
+class Tables(nn.Module):
+    """A small DLRM, its features joined."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tables = nn.ModuleList(nn.Embedding(100_000, 64) for _ in range(8))
+        self.bottom, self.top = dense(13, 256, 64), dense(576, 512, 256)
+        self.out = nn.Linear(256, 1)
+
+    def forward(self, x: torch.Tensor, *ids: torch.Tensor) -> torch.Tensor:
+        looked = (table(i) for table, i in zip(self.tables, ids, strict=True))
+        return torch.sigmoid(self.out(self.top(torch.cat([self.bottom(x), *looked], 1))))
+
+
+def norm(a: int, b: int, window: int, stride: int = 1, groups: int = 1) -> nn.Module:
+    """A convolution and its batch norm."""
+    how: dict[str, Any] = {"padding": window // 2, "groups": groups, "bias": False}
+    return nn.Sequential(nn.Conv2d(a, b, window, stride, **how), nn.BatchNorm2d(b))
+
+
+def two(a: int, b: int) -> nn.Module:
+    sizes = ((a, b), (b, b))
+    parts = ((nn.Conv2d(i, o, 3, 1, 1), nn.GroupNorm(8, o), nn.SiLU()) for i, o in sizes)
+    return nn.Sequential(*(x for part in parts for x in part))
+
+
+def dense(*sizes: int) -> nn.Module:
+    return nn.Sequential(*(x for a, b in pairwise(sizes) for x in (nn.Linear(a, b), nn.ReLU())))
+
+
+def mlp(batch: int = 64) -> Made:
+    return dense(784, 1024, 1024, 10), (torch.randn(batch, 784),)
+
+
+def encoder(batch: int = 1, seq: int = 128) -> Made:
+    return nn.Sequential(*(Layer(384) for _ in range(4))), (torch.randn(batch, seq, 384),)
+
+
+def prefill(seq: int = 128) -> Made:
+    return Decoder(), (torch.randint(0, 8000, (1, seq)),)
+
+
+def decode(past: int = 256) -> Made:
+    caches = (torch.randn(1, 8, past, 64) for _ in range(12))
+    return Decoder(causal=False), (torch.randint(0, 8000, (1, 1)), *caches)
+
+
+def resnet18(batch: int = 1) -> Made:
+    stages = ((64, 64, 1), (64, 64, 1), (64, 128, 2), (128, 128, 1))
+    stages += ((128, 256, 2), (256, 256, 1), (256, 512, 2), (512, 512, 1))
+    stem = (norm(3, 64, 7, 2), nn.ReLU(), nn.MaxPool2d(3, 2, 1))
+    ends = (nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(512, 1000))
+    return nn.Sequential(*stem, *(Basic(*x) for x in stages), *ends), images(batch)
+
+
+def mobilenet(batch: int = 1) -> Made:
+    layers, channels = [norm(3, 32, 3, 2), nn.ReLU6()], 32
+    stages = ((1, 16, 1, 1), (6, 24, 2, 2), (6, 32, 3, 2), (6, 64, 4, 2), (6, 96, 3, 1))
+    for times, filters, count, stride in (*stages, (6, 160, 3, 2), (6, 320, 1, 1)):
+        for i in range(count):
+            layers.append(Inverted(channels, filters, 1 if i else stride, times))
+            channels = filters
+    ends = (norm(320, 1280, 1), nn.ReLU6(), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    return nn.Sequential(*layers, *ends, nn.Linear(1280, 1000)), images(batch)
+
+
+def vit(batch: int = 1) -> Made:
+    return Vision(), images(batch)
+
+
+def unet() -> Made:
+    return UNet(), (torch.randn(1, 4, 64, 64),)
+
+
+def lstm(batch: int = 8, steps: int = 64) -> Made:
+    return Recurrent(), (torch.randn(batch, steps, 256),)
+
+
+def recommender(batch: int = 256) -> Made:
+    ids = (torch.randint(0, 100_000, (batch,)) for _ in range(8))
+    return Tables(), (torch.randn(batch, 13), *ids)
+
+
+def images(batch: int) -> tuple[torch.Tensor]:
+    return (torch.randn(batch, 3, 224, 224),)
+
+
+MODELS = {
+    "MLP, batch 64": mlp,
+    "encoder, batch 1": encoder,
+    "encoder, batch 8": lambda: encoder(8),
+    "decoder, a prompt of 128": prefill,
+    "decoder, a token behind 256": decode,
+    "ResNet-18, batch 1": resnet18,
+    "ResNet-18, batch 8": lambda: resnet18(8),
+    "MobileNetV2": mobilenet,
+    "ViT-Tiny": vit,
+    "U-Net": unet,
+    "LSTM, 64 steps": lstm,
+    "recommender, batch 256": recommender,
+}
+
+
+def main(targets: list[str]) -> None:
+    torch.manual_seed(0)
+    watch = HostWatch(torch.get_num_threads())
+    made = {name: make() for name, make in MODELS.items()}
+    for module, _ in made.values():
+        module.eval()
+    found: dict[str, list[float]] = {}
     with torch.no_grad():
-        layers = torch.nn.Sequential(*(Layer() for _ in range(12))).eval()
-        for batch, seq in ((1, 16), (1, 128), (4, 64), (1, 384)):
-            x = torch.randn(batch, seq, 768)
-            measured_s = fastest(lambda x=x: layers(x))
-            g = gpuir.analyze(ENCODER, target, dims={"batch": batch, "seq": seq}).graph
-            show(f"encoder {batch} x {seq}", gpuir.analyze(g).latency_s, measured_s)
-        net = convolutions().eval()
-        for batch in (1, 8):
-            x = torch.randn(batch, 64, 56, 56)
-            measured_s = fastest(lambda x=x: net(x))
-            path = as_onnx(Path("/tmp/convolutions.onnx"), batch)
-            latency_s = gpuir.analyze(path, target).latency_s
-            show(f"convolutions {batch}", latency_s, measured_s)
+        for _ in range(ROUNDS):
+            for name, (module, args) in made.items():
+                timing = watch(lambda m=module, a=args: m(*a), BUDGET_S)
+                found.setdefault(name, []).append(timing.seconds)
+    errors: dict[str, list[float]] = {t: [] for t in targets}
+    inside: dict[str, int] = dict.fromkeys(targets, 0)
+    for name, (module, args) in made.items():
+        measured_s, cells = min(found[name]), list[str]()
+        with torch.no_grad():
+            program = TorchProgram(module, args).export()
+        for t in targets:
+            answer = gpuir.analyze(program, t, profile="eager")
+            low, high = answer.interval or (0.0, 0.0)
+            errors[t].append(answer.latency_s / measured_s - 1)
+            inside[t] += low <= measured_s <= high
+            text = f"{1e3 * answer.latency_s:8.2f} ms {errors[t][-1]:+6.0%}"
+            cells.append(f"{text} [{1e3 * low:.2f}, {1e3 * high:.2f}]")
+        slowest = max(found[name]) / measured_s
+        print(f"{name:28} {1e3 * measured_s:8.2f} ms (x{slowest:.2f})  {'  '.join(cells)}")
+    for t in targets:
+        mean = np.mean(np.abs(errors[t]))
+        print(f"{t}: mean error {mean:.1%}, {inside[t]} of {len(made)} inside")
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main(sys.argv[1:])

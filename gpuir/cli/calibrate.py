@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from os.path import realpath, relpath
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from time import monotonic
 from typing import TYPE_CHECKING
 
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from gpuir.targets.target import Target
 
 RATE_SHARE = 1e-3  # of the time, that measuring one rate of the device takes
+PRACTICE_S = 1.0  # to run a small model again and again
 HOST_S = 5.0  # of one op again and again
 OWN = "cpu"  # the name that stands for the CPU at hand, whatever its level
 
@@ -75,12 +77,12 @@ def command(asked: Calibrate) -> None:
     from gpuir.backends.terminal import Page
     from gpuir.fit.calibrate import calibration
     from gpuir.fit.machine import cpu_level, gpu_name
-    from gpuir.fit.steady import check_gain, check_memories, left_as_they_were
+    from gpuir.fit.steady import check_gain, left_as_they_were
     from gpuir.targets.load import dump_difference, parse_target
     from gpuir.targets.spec import slug
 
     target = target or gpu_name()
-    base = gpuir.load_target(cpu_level() if target == OWN and not tables else target)
+    base = gpuir.load_target(cpu_level() if target == OWN else target)
     path = Path(out) if out and out != "-" else Path("-")
     name = asked.name or (slug(path.stem) or f"{slug(base.name)}-mine")
     check_ahead(out)
@@ -88,16 +90,16 @@ def command(asked: Calibrate) -> None:
     head["title"] = base.title or base.name
     numbers: dict[str, float] = {}
     parse_target(dump_difference(head, {}, {}), path)  # a wrong name is told before all work
-    if tables:
-        batches, how = _read(tables, base)
-        start = base
-    else:
+    start, rated, machine = base, "", None
+    if target == OWN or not tables:
         machine, head["title"], numbers = _described(base, RATE_SHARE * asked.budget_s)
-        check_memories(numbers)
-        how = f"measured by gpuir calibrate on {machine.provenance}, {_today()}"
-        text = dump_difference(head, numbers, {", ".join(numbers): how})
-        start = parse_target(text, path)
-        batches = _measured(machine, start, asked.budget_s)
+        rated = f"measured by gpuir calibrate on {machine.provenance}, {_today()}"
+        start = parse_target(dump_difference(head, numbers, {", ".join(numbers): rated}), path)
+    if tables or machine is None:
+        batches, how = _read(tables, start)
+    else:
+        batches, how = _measured(machine, start, asked.budget_s), rated
+        batches += _practised(start) if start.is_cpu else []
     result, fits = calibration(start, batches, no_worse=True)
     check_gain(fits, bool(numbers))
     for text in left_as_they_were(fits):
@@ -106,7 +108,7 @@ def command(asked: Calibrate) -> None:
     fitted |= _instead("factors", start.factors, result.factors)
     fitted |= _instead("local", start.local, result.local)
     rows = sum(f.rows for f in fits)
-    sources = {", ".join(numbers): how} if numbers else {}
+    sources = {", ".join(numbers): rated} if numbers else {}
     sources["factors, local, backtest"] = f"calibrated on {rows} kernels, {how}; {_errors(fits)}"
     emit(dump_difference(head, {**numbers, **fitted}, sources), out)
     shape = layout(asked.width)
@@ -251,6 +253,26 @@ def _measured(machine: Machine, target: Target, budget_s: float) -> list[Measure
     if doubt := doubts(rows, share):
         warn(doubt)
     return batches_of(rows, target)
+
+
+def _practised(target: Target) -> list[MeasuredBatch]:
+    """What kernels take among others, in small models that are run for it."""
+    from gpuir.fit.checks import batch_of
+    from gpuir.report.check import params_of
+    from gpuir.run.on_torch import practised
+    from gpuir.targets.load import dump_target
+
+    found: list[MeasuredBatch] = []
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / f"{target.name}.toml"
+        path.write_text(dump_target(target))
+        for check in practised(str(path), target.sms, PRACTICE_S):
+            note(f"{check.answer.model}: {len(check.rows)} kernels among others")
+            for row in check.rows:
+                if (graph := row.graph) is not None and row.measured_s:
+                    graph = params_of(graph, check.weights)
+                    found.append(batch_of(graph, check.weights, row.measured_s, target))
+    return found
 
 
 def _spread(items: Sequence[Problem]) -> list[Problem]:

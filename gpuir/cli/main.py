@@ -17,7 +17,7 @@ SECTIONS = {
     "Use many GPUs, or a part of one": ("simulate", "plan", "shard", "mig"),
     "Work on the IR and its tiles": ("opt", "schedule", "tune"),
     "Look up what gpuir knows": ("targets", "clusters", "hosts", "profiles", "passes"),
-    "Measure, validate, fit": ("calibrate", "collect", "eval", "fit"),
+    "Measure, validate, fit": ("check", "calibrate", "collect", "eval", "fit"),
     "Set up": ("cache", "completion"),
 }
 COMMANDS = tuple(name for names in SECTIONS.values() for name in names)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -102,6 +102,38 @@ class MeasuredBatch:
         columns = [self.words.get(n, WordColumn.same("", len(self))) for n in names]
         parts = alike([c.codes for c in columns])
         return [(tuple(c.names[c.codes[rows[0]]] for c in columns), rows) for rows in parts]
+
+
+def joined(batches: Sequence[MeasuredBatch]) -> list[MeasuredBatch]:
+    """The batches with those in one whose kernels differ in numbers alone, so that one run of the
+    formulas is of all. Each of their rows has a shape of its own."""
+    alike: dict[Hashable, list[MeasuredBatch]] = {}
+    for b in batches:
+        alike.setdefault((tuple(w.likeness for w in b.works), b.clock), []).append(b)
+    found: list[MeasuredBatch] = []
+    for some in alike.values():
+        if len(some) == 1:
+            found += some
+            continue
+        latency_s = np.concatenate([b.latency_s for b in some])
+        kernels = zip(*(b.works for b in some), strict=True)
+        works = tuple(_chained(ones, [len(b) for b in some]) for ones in kernels)
+        which = np.arange(len(latency_s))
+        found.append(
+            replace(some[0], works=works, which=which, latency_s=latency_s, words={}, dims={})
+        )
+    return found
+
+
+def _chained(works: Sequence[Work], counts: Sequence[int]) -> Work:
+    """Works of so many kernels each, one behind the other."""
+    rows: list[list[Floats]] = []
+    for work, count in zip(works, counts, strict=True):
+        row: list[Floats] = []
+        work.each(lambda n, r=row, c=count: r.append(np.broadcast_to(np.asarray(n, float), (c,))))
+        rows.append(row)
+    columns = map(np.concatenate, zip(*rows, strict=True))
+    return works[0].each(lambda _: next(columns))
 
 
 def number_rows(columns: list[Ints]) -> tuple[Ints, Ints]:

@@ -33,7 +33,7 @@ from gpuir.cost.learned import Array, Model, Trained, factors, shipped
 from gpuir.cost.nest import Tiles
 from gpuir.cost.sheet import Factor, Number, Sheet
 from gpuir.cost.tile import estimate, predict
-from gpuir.fit.batch import MeasuredBatch
+from gpuir.fit.batch import MeasuredBatch, joined
 from gpuir.fit.columns import Floats, Ints
 from gpuir.targets.target import FrozenTable, Target
 
@@ -203,7 +203,7 @@ def groups(target: Target, batches: Iterable[MeasuredBatch]) -> list[list[Measur
         related = [g for g in related if not g[0] & names]
         merged = [b for _, others in together for b in others]
         related.append((names.union(*(n for n, _ in together)), [*merged, mine]))
-    return [mine for _, mine in related]
+    return [joined(mine) for _, mine in related]
 
 
 def _rows(batch: MeasuredBatch, rows: Ints) -> MeasuredBatch:

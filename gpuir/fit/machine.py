@@ -10,10 +10,12 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from gpuir.cost.cpu import HELD_SHARE
 from gpuir.fit.benchmarks import BENCHMARKS
 from gpuir.fit.kit import Kit, Run
 from gpuir.fit.timing import CudaWatch, HostWatch, Stopwatch
 from gpuir.ir.errors import UsageError
+from gpuir.targets.load import load_target
 from gpuir.targets.target import Target
 
 # What /proc/cpuinfo calls the instructions of the x86-64 psABI's level 4, and SIMD lanes of a core:
@@ -23,6 +25,7 @@ LANES = {"x86-64-v4": 32, "x86-64-v3": 16}
 CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
 LARGEST = 2048  # extent of the product that measures the arithmetic peak
 UNLIKE = 0.1  # share by which a GPU may differ from its target: a driver keeps some memory
+LARGEST_FOOTPRINT = 1 << 30  # bytes that measure memory: more than any cache
 FASTER = 1.2  # a narrow dtype's products count as its own rate when so much faster than f32's
 
 
@@ -143,6 +146,32 @@ def gpu_numbers(machine: Machine, budget_s: float) -> dict[str, float]:
     return {"launch_s": float(f"{launch_s:.3g}")}
 
 
+def check_at_hand(target: Target) -> str:
+    """What torch calls the device here that the target describes: `cpu` or `cuda`; UsageError where
+    the target is of another device, or of no product."""
+    if not target.is_cpu:
+        here = gpu_name()
+        if load_target(here).device != target.device:
+            raise _elsewhere(target, here)
+        return "cuda"
+    name, cores = cpu_name(), os.cpu_count() or 1
+    if not target.title.startswith(name):
+        raise _elsewhere(target, name)
+    if target.sms > cores:
+        raise _elsewhere(target, f"{cores} cores")
+    return "cpu"
+
+
+def _elsewhere(target: Target, found: str) -> UsageError:
+    return UsageError(
+        f"the target {target.name} does not describe a device of this machine",
+        expected=target.title or target.name,
+        found=found,
+        fix="--target cpu, or a file that `gpuir calibrate --target cpu -o my-cpu.toml` has "
+        "written here",
+    )
+
+
 # ---------------------------------------------------------------------------- a CPU's ceilings
 
 
@@ -190,15 +219,7 @@ def cpu_numbers(machine: Machine, level: str, budget_s: float) -> dict[str, floa
         if peaks[dtype] > FASTER * peaks["f32"]:
             numbers[f"flops_per_s.tensor.{dtype}"] = peaks[dtype]
     numbers["clock_hz"] = peaks["f32"] / (2 * LANES[level] * cores)
-    shared = numbers.get("l2.bytes", 1 << 25)
-    own = numbers.get("sm.smem_bytes", 1 << 20) * cores
-    # half of the shared cache, where that is more than the cores have of their own
-    numbers["l2.bytes_per_s"] = _bandwidth(
-        machine, int(max(shared / 2, min(2 * own, shared))), budget_s
-    )
-    numbers["dram.bytes_per_s"] = _bandwidth(
-        machine, int(min(8 * shared, machine.free_bytes / 8)), budget_s
-    )
+    numbers |= _memories(machine, numbers, cores, budget_s)
     one, two = (torch.zeros(1) for _ in range(2))
     numbers["launch_s"] = machine.least(lambda: torch.add(one, two, out=two), budget_s)
     return {path: n if isinstance(n, int) else float(f"{n:.4g}") for path, n in numbers.items()}
@@ -227,6 +248,31 @@ def _convolution_rate(machine: Machine, budget_s: float) -> float:
     x, w = kit.random(4, 128, 28, 28), kit.random(128, 128, 3, 3)
     seconds = machine.least(lambda: machine.torch.nn.functional.conv2d(x, w, padding=1), budget_s)
     return 2 * 4 * 28 * 28 * 128 * 128 * 9 / seconds
+
+
+def _memories(
+    machine: Machine, listed: Mapping[str, float], cores: int, budget_s: float
+) -> dict[str, float]:
+    """What lies behind the cores' own caches: the bandwidths of the shared cache and of memory, and
+    how much of the cache there is for this process. A virtual machine lists all that the processor
+    has, and shares it with others.
+
+    The bandwidth falls from the one to the other as footprints grow; the middle, on a logarithmic
+    scale, is where half is held.
+    """
+    own = int(listed.get("sm.smem_bytes", 1 << 20)) * cores
+    shared = int(listed.get("l2.bytes", 1 << 25))
+    most = max(int(min(4 * shared, LARGEST_FOOTPRINT, machine.free_bytes / 8)), 8 * own)
+    footprints = [own << i for i in range(2, (most // own).bit_length())]
+    rates = [_bandwidth(machine, size, budget_s) for size in footprints]
+    slow, fast = rates[-1], max(rates)
+    held = [size for size, rate in zip(footprints, rates, strict=True) if rate**2 >= slow * fast]
+    half = max(held, default=own) * 2**0.5
+    return {
+        "l2.bytes": int(min(shared, half / HELD_SHARE)),
+        "l2.bytes_per_s": fast,
+        "dram.bytes_per_s": slow,
+    }
 
 
 def _bandwidth(machine: Machine, footprint: int, budget_s: float) -> float:

@@ -40,9 +40,10 @@ class Reader:
     `shape` are the columns that decide which kernels run: `works` gives them, or raises
     `Unmodelled`; extents are at least 1, but for those `or_zero`. Other columns worth keeping for a
     breakdown are `beside`. `prepare` adds columns computed from others. `devices` are names that
-    mean something else than the target's own alias. A column `suspect` among `words` says why the
-    measurement is suspect, a column `rough` whether (`yes`) this row is; one called `profiled`,
-    whether (`yes`) kernels were timed by themselves in a table of rows from graphs.
+    mean something else than the target's own alias. `latency` is in units of `unit_s`. A column
+    `suspect` among `words` says why the measurement is suspect, a column `rough` whether (`yes`)
+    this row is; one called `profiled`, whether (`yes`) kernels were timed by themselves in a table
+    of rows from graphs.
     """
 
     name: str
@@ -56,6 +57,7 @@ class Reader:
     beside: tuple[str, ...] = ()
     device: str = "device"
     latency: str = "latency_us"
+    unit_s: float = 1e-6
     clock: Timing = "graph"
     devices: Mapping[str, str] = field(default_factory=dict[str, str])
     rough: bool = False  # scored, but nothing should be fitted to it

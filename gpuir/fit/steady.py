@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -16,18 +16,6 @@ WAITED = 0.2  # seconds a second that threads wait for a core others have, all t
 WORSE = 1.5  # times the error before: what few kernels, each left out once, tell apart; assumed
 USELESS = 1.0  # mean error: as far off as a prediction of twice the time; assumed
 FIX = "end other programs on this machine and measure again"
-
-
-def check_memories(numbers: Mapping[str, float]) -> None:
-    """UsageError where a cache is measured to be slower than the memory behind it."""
-    l2, dram = numbers.get("l2.bytes_per_s"), numbers.get("dram.bytes_per_s")
-    if l2 is not None and dram is not None and l2 < dram:
-        raise UsageError(
-            "the measurements contradict each other: the shared cache is slower than memory",
-            expected=f"l2.bytes_per_s of at least dram.bytes_per_s ({dram:.4g})",
-            found=f"l2.bytes_per_s = {l2:.4g}: other programs were probably running",
-            fix=FIX,
-        )
 
 
 def host_doubts(spread: float) -> str:

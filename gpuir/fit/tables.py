@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from gpuir.cost.work import Work
-from gpuir.fit import collect
+from gpuir.fit import checks, collect
 from gpuir.fit.batch import Clock, Flags, MeasuredBatch, alike, number_rows
 from gpuir.fit.clock import clocked
 from gpuir.fit.columns import Columns, Floats, Ints, TableFile, WordColumn
@@ -21,7 +21,7 @@ from gpuir.targets.load import load_target
 from gpuir.targets.target import Target
 
 Readers = Sequence[Reader | Other]
-READERS: Readers = (collect.READER, collect.PLAIN)
+READERS: Readers = (collect.READER, collect.PLAIN, checks.READER)
 
 # Beyond these a number is a slip, and percentages of it are no numbers any more.
 LEAST_S, MOST_S, MOST_EXTENT = 1e-9, 1e6, 2.0**40
@@ -83,7 +83,7 @@ def recognise(opened: TableFile, readers: Readers = READERS) -> Reader | Other:
 
 
 def _batches(columns: Columns, reader: Reader, skipped: Counter[str]) -> Iterator[MeasuredBatch]:
-    latency_s = columns.numbers(reader.latency) * 1e-6
+    latency_s = columns.numbers(reader.latency) * reader.unit_s
     devices = columns.words(reader.device)
     shape = {name: columns.numbers(name, 0.0) for name in reader.shape}
     words = {name: columns.words(name) for name in reader.words}

@@ -512,7 +512,7 @@ def is_torch(path: str) -> bool:
     return ":" in path and path.rpartition(":")[2].isidentifier()
 
 
-def _is_config(path: str) -> bool:
+def is_config(path: str) -> bool:
     """Whether text that names a torch program names a Hugging Face config, or a folder with one."""
     return path.startswith("hf:") or not (path.endswith(".pt2") or ":" in path)
 
@@ -520,7 +520,7 @@ def _is_config(path: str) -> bool:
 def _check_file(path: str) -> None:
     """ModelError for a torch program whose file is not there, whatever could read it."""
     file, fix = path.removeprefix("hf:"), ""
-    if _is_config(path):
+    if is_config(path):
         fix = "gpuir does not download models: save the config.json of the model, and give its path"
         file = os.path.join(file, "config.json") if os.path.isdir(file) else file
     elif not path.endswith(".pt2"):
@@ -536,7 +536,7 @@ def _without_torch(model: Any) -> UsageError:
     """What is to be installed for the program; its own error for one in a module that does not load
     for another reason."""
     path = model if isinstance(model, str) else ""
-    extra = "hf" if path and _is_config(path) else "torch"
+    extra = "hf" if path and is_config(path) else "torch"
     if path and extra == "torch" and not path.endswith(".pt2"):
         try:
             own_module(path.rpartition(":")[0], path)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -45,8 +46,12 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def few(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The shipped plans are short."""
+    """The shipped plans are short, and one model is run."""
     monkeypatch.setattr("gpuir.fit.campaign.shipped_plan", lambda name: folder / "few.toml")
+    if find_spec("torch"):
+        from gpuir.run import on_torch, practice
+
+        monkeypatch.setattr(on_torch, "MODELS", (practice.dense,))
 
 
 def run(*args: str, status: int = 0) -> Result:
@@ -251,15 +256,8 @@ def one_core() -> Iterator[None]:
 
 
 def test_this_cpu_becomes_a_target(folder: Path, few: None, one_core: None):
-    for _ in range(3):  # others may run on this machine: then it is measured again, as it says
-        try:
-            done = run("calibrate", "--target", "cpu", "-o", "mine.toml", "--budget-s", "60")
-            break
-        except AssertionError as error:
-            assert "contradict each other" in str(error)
-    else:
-        pytest.skip("other programs run on this machine")
-    assert "5/5" in done.stderr
+    done = run("calibrate", "--target", "cpu", "-o", "mine.toml", "--budget-s", "60")
+    assert "5/5" in done.stderr and "Sequential: 8 kernels among others" in done.stderr
     assert "family" in done.stdout and "cpu" in done.stdout
     target = load_target("mine.toml")
     assert target.is_cpu and target.device in ("x86-64-v3", "x86-64-v4")
@@ -276,7 +274,7 @@ def test_this_cpu_becomes_a_target(folder: Path, few: None, one_core: None):
 def test_a_busy_machine_is_said(
     folder: Path, few: None, one_core: None, monkeypatch: pytest.MonkeyPatch
 ):
-    """Repeats that differ, in a campaign; a cache slower than memory writes no target."""
+    """Repeats that differ, in a campaign."""
     from gpuir.fit.timing import HostWatch, Timing
 
     def restless(self: HostWatch, work: object, budget_s: float) -> Timing:
@@ -285,15 +283,6 @@ def test_a_busy_machine_is_said(
     monkeypatch.setattr(HostWatch, "__call__", restless)
     done = run("collect", "--target", "cpu", "--plan", "few.toml", "-o", "busy.csv")
     assert "repeats of the same kernel differ by 80 %" in done.stderr
-    sizes: list[int] = []
-
-    def bandwidth(machine: object, footprint: int, budget_s: float) -> float:
-        sizes.append(footprint)
-        return 1e10 * len(sizes)
-
-    monkeypatch.setattr("gpuir.fit.machine._bandwidth", bandwidth)
-    done = run("calibrate", "--target", "cpu", "-o", "busy.toml", status=2)
-    assert "slower than memory" in done.stderr and not Path("busy.toml").exists()
 
 
 # ---------------------------------------------------------------------------- collect

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from gpuir.fit import machine
 from gpuir.fit.campaign import Problem, read_plan, shipped_plan
 from gpuir.fit.collect import measure
 from gpuir.fit.machine import Machine, gpu_numbers
@@ -165,3 +166,33 @@ def test_the_clock_of_a_cpu_measures_what_a_call_takes():
     timing = HostWatch()(lambda: sum(range(1000)), 0.02)
     assert 0 < timing.least <= timing.seconds
     assert timing.repeats >= 5 and timing.spread >= 0
+
+
+@pytest.mark.parametrize(("fast_to", "held"), [(32, 32), (256, 64), (0, 64)])
+def test_a_shared_cache_is_as_large_as_it_is_fast(
+    fast_to: int, held: int, monkeypatch: pytest.MonkeyPatch
+):
+    """MiB up to which footprints are fast, of a cache listed with 64: all of it where no end is
+    seen."""
+    mib = 1 << 20
+
+    def bandwidth(_: Machine, size: int, __: float) -> float:
+        return 4e10 if size <= fast_to * mib else 1e10
+
+    monkeypatch.setattr(machine, "_bandwidth", bandwidth)
+    listed = {"sm.smem_bytes": 2 * mib, "l2.bytes": 64 * mib}
+    here = Machine.of(load_target("cpu"))
+    found = machine._memories(here, listed, 1, 0.0)  # pyright: ignore[reportPrivateUsage]
+    assert found["l2.bytes_per_s"] >= found["dram.bytes_per_s"]
+    assert held * mib <= found["l2.bytes"] <= 2 * held * mib
+
+
+def test_a_target_is_of_this_machine_or_not():
+    mine = replace(load_target("cpu"), title=machine.cpu_title(Machine.of(load_target("cpu"))))
+    assert machine.check_at_hand(replace(mine, sms=1)) == "cpu"
+    for other in (load_target("cpu"), replace(mine, sms=1 << 10)):
+        with pytest.raises(UsageError, match="does not describe a device of this machine"):
+            machine.check_at_hand(other)
+    if not torch.cuda.is_available():
+        with pytest.raises(UsageError, match="torch finds no GPU"):
+            machine.check_at_hand(A100)

@@ -12,7 +12,6 @@ from gpuir.fit.campaign import Problem
 from gpuir.fit.collect import MeasuredRow
 from gpuir.fit.steady import (
     check_gain,
-    check_memories,
     doubts,
     host_doubts,
     left_as_they_were,
@@ -42,14 +41,6 @@ def test_times_that_are_late_alike_are_said(tmp_path: Path):
         path.write_text(text)
     assert waited_s(tmp_path) == 2.0
     assert waited_s(tmp_path / "none") == 0.0
-
-
-def test_a_cache_is_not_slower_than_memory():
-    check_memories({})
-    check_memories({"launch_s": 1e-6})  # of a GPU
-    check_memories({"l2.bytes_per_s": 4e10, "dram.bytes_per_s": 2e10})
-    with pytest.raises(UsageError, match="slower than memory"):
-        check_memories({"l2.bytes_per_s": 1e10, "dram.bytes_per_s": 2e10})
 
 
 def fit(before: float, after: float, count: int = 10) -> FamilyFit:
