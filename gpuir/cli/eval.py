@@ -31,6 +31,7 @@ IN_CHECKOUT = {
     "training": "training",
     "mig": "mig",
     "tuning": "tuning",
+    "field": "field",
 }
 
 
@@ -85,6 +86,7 @@ def command() -> None:
     gpuir eval tuning sweeps.parquet best.parquet                 (in a checkout)
     gpuir eval training llm_training.csv                          (in a checkout)
     gpuir eval mig mig_measurements.csv                           (in a checkout)
+    gpuir eval field points.csv --inputs inputs                   (in a checkout)
     """
 
 

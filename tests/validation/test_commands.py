@@ -611,3 +611,25 @@ def test_measured_mig(tmp_path: Path, small_nets: None):
 
     found = sliced(written(tmp_path / "mig.csv", drawn(path, 3, is_small)))
     check(row for row in found if row.text)
+
+
+# ---- the field ----------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_measured_field(monkeypatch: pytest.MonkeyPatch):
+    pytest.importorskip("transformers")
+    from validation import field
+
+    folder = SHARED / "field"
+
+    def is_small(line: dict[str, str]) -> bool:
+        return "hf:bert-base" in line["command"] or "kernels.py" in line["command"]
+
+    ids = {line["id"] for line in drawn(folder / "points.csv", 3, is_small)}
+    rows = [row for row in field.read(str(folder / "points.csv")) if row.id in ids]
+    questions = [q for row in rows for q in row.questions]
+    found = field.ask_all(questions, str(folder / "inputs"), 1)
+    monkeypatch.chdir(folder / "inputs")
+    monkeypatch.syspath_prepend(str(folder / "inputs"))
+    check(field.commanded(q, found[q]) for q in questions)
