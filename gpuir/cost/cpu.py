@@ -116,7 +116,7 @@ def seconds(s: Sheet, work: Work, tiles: Tiles, target: Target, p: Mapping[str, 
             before = before + packs * xp.where(_fewest(s, work) <= 1, 0.0, memory)
         # Winograd multiplies less, and a masked score may be skipped
         roof = 0.0 if work.kernel == "k.conv" else work.products * work.density / peak
-    elif work.kind in ("norm", "rms"):
+    elif work.kind in ("norm", "group norm", "rms"):
         wait = wait + NORM_CALLS * p["set-up"]
     compute = s.put("arithmetic", compute, "s")
     beside = xp.maximum(compute, memory)

@@ -58,7 +58,7 @@ def drawn(kernels: Iterable[tuple[Work, float]], target: Target) -> float:
 
 def bend(target: Target) -> float:
     """The power of the watts with which the clock goes, as products have it."""
-    return float(factors(tensor.FAMILY, target, shipped())["power bend"])
+    return float(tensor.power_bend(target, factors(tensor.FAMILY, target, shipped())))
 
 
 def _energy(work: Work, target: Target) -> float:

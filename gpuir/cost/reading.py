@@ -192,6 +192,8 @@ def _kind(op: k.KernelOp) -> str:
             return steps.name_of(op.routine)
         case k.Reduce(reduction=t.Softmax()):
             return "softmax"
+        case k.Reduce(library="aten"):
+            return "group norm"
         case k.Reduce(reduction=t.Normalize() | t.NormalizeGradient()):
             return "norm"
         case k.Reduce(reduction=t.Cumulative()):
@@ -210,7 +212,7 @@ def _form(op: k.KernelOp) -> str:
     """What a body does that the formulas of its kernel do not go by, and who wrote it."""
     ops = [n.op for n in op.body.nodes] if isinstance(op, k.BodyKernel) else []
     gradient = "gradient" if any(isinstance(o, t.NormGradient) for o in ops) else ""
-    library = op.library if isinstance(op, k.Reduce) else ""
+    library = op.library if isinstance(op, k.Reduce) and op.library != "aten" else ""
     if gradient or library:
         return " ".join(filter(None, (gradient, library)))
     routines = sorted({o.fn for o in ops if isinstance(o, t.Routine)})

@@ -48,6 +48,17 @@ PASCAL_CHAIN = 1.5
 # memory. Read off half a of timm's runs on RTX 3090 and 4090 (docs/validation/models.md).
 WIDE_CHAIN = 0.6
 
+# PyTorch's group norm is a kernel of moments, a small one of what scales each channel, and one that
+# scales the cells (aten/src/ATen/native/cuda/group_norm_kernel.cu). A group is a block of threads,
+# or of one warp. A thread takes one cell after another, each a load and a step of Welford's sums
+# with its division: 1,130 to 1,220 clocks on A100 and L40S, 1,180 on T4 (KernelBench's program 35),
+# 900 on H100. Instructions: read off Liger-Kernel's B200, 65,536 groups of 2,048 cells.
+GROUP_THREADS = 512.0
+MOMENT_CLOCKS = 1100.0  # of a cell
+MOMENT_OPS, SCALE_OPS = 30.0, 20.0  # lane instructions of a cell in each of the large kernels
+AGREE_OPS = 500.0  # of a thread, until the threads of a block have one mean and variance
+GROUP_LAUNCHES = 2  # beyond the first
+
 FACTORS = table("factors/rows", Factor)
 
 
@@ -60,6 +71,8 @@ def seconds(s: Sheet, work: Work, tiles: Tiles, target: Target, p: Mapping[str, 
     if work.kind == "rms":
         resident = held(xp, target, block.threads, FULL_REGISTERS, block.smem_bytes)
     waves = s.put("waves", xp.maximum(1.0, nest.blocks / (target.sms * resident)))
+    if work.kind == "group norm":
+        return _group_norm(s, nest, waves, target, p)
     memory = _memory_s(s, nest, resident, target, p)
 
     slower = 1 + p["straddle"] * within(s, work, LINE_BYTES)
@@ -85,6 +98,39 @@ def seconds(s: Sheet, work: Work, tiles: Tiles, target: Target, p: Mapping[str, 
     start = s.put("start and end", p["start clocks"] / target.clock_hz, "s")
     end = s.put("drain: the last blocks", p["drain"] * _last_s(s, nest, target, block_s, p), "s")
     return joined(s, Terms(compute, memory, start + end), busy, _overlap(target, p))
+
+
+def _group_norm(
+    s: Sheet, nest: TiledNest, waves: Number, target: Target, p: Mapping[str, Number]
+) -> Terms:
+    """PyTorch's kernels of a group norm, one after the other: what the second reads is found in the
+    L2 where all of it fits."""
+    work, xp, q = nest.work, s.xp, _overlap(target, p)
+    steps = s.put("steps of a pass", nest.steps)
+    waits = waves * (steps * MOMENT_CLOCKS + p["norm pass"]) / target.clock_hz
+    waits = s.put("waves of waits", waits, "s")
+    _put_features(s, nest, waves, steps)
+    within(s, work, LINE_BYTES)
+
+    rate = target.dram_bytes_per_s * dram_share(target, p)
+    rate = s.put("dram rate", rate, "bytes/s")
+    reads = sum((o.nbytes for o in work.operands if o.staging != "written"), 0.0)
+    read_s = s.put("read once", reads * gone(work.nbytes, target, p) / rate, "s")
+    again = (work.nbytes - reads) + reads * gone(reads, target, p)
+    scaled_s = s.put("read again, and written", again / rate, "s")
+    issue = slots(target) * target.sms * p["issue share"] * target.clock_hz
+    moments = nest.blocks * s.values["threads a block"] * AGREE_OPS + work.points * MOMENT_OPS
+    moments_s = s.put("instructions of moments", moments / issue, "s")
+    scaling_s = s.put("instructions of scaling", work.points * SCALE_OPS / issue, "s")
+
+    first = (read_s**q + moments_s**q + waits**q) ** (1 / q)
+    second = (scaled_s**q + scaling_s**q) ** (1 / q)
+    first, second = s.put("moments", first, "s", "p-norm"), s.put("scaling", second, "s", "p-norm")
+    memory = s.put("memory", read_s + scaled_s, "s")
+    compute = s.put("arithmetic", moments_s + scaling_s, "s")
+    small = GROUP_LAUNCHES * (p["start clocks"] / target.clock_hz + target.launch_s)
+    open_s = first + second - xp.maximum(memory, compute)
+    return Terms(compute, memory, s.put("what neither hides", open_s + small, "s"))
 
 
 def _overlap(target: Target, p: Mapping[str, Number]) -> Number:
@@ -239,6 +285,9 @@ def choose(work: Work, target: Target, p: Mapping[str, Number]) -> Tiles:
         return sums(work, target)
     if work.kind == "scan":
         return scans(work, target)
+    if work.kind == "group norm":
+        threads = np.where(length < GROUP_THREADS, warp, GROUP_THREADS)
+        return Tiles({"o": one, "r": threads}, one, threads / warp, one)
     if work.kind == "rms":
         threads = np.minimum(1024.0, np.ceil(length / warp) * warp)
         return Tiles({"o": one, "r": threads}, one, threads / warp, one)

@@ -277,10 +277,15 @@ def flop_joules(target: Target, p: Mapping[str, Number], bits: int) -> Number:
     clock. The 12 nm of before sm_80 takes more, as `matrix_j` of data/architectures.csv has it.
     """
     clock_hz = target.tensor_clock_hz or target.clock_hz
-    swing = (clock_hz / JOULES_HZ) ** (1 / p["power bend"] - 1)
+    swing = (clock_hz / JOULES_HZ) ** (1 / power_bend(target, p) - 1)
     if target.isa in OF_12_NM:
         swing *= of_isa("matrix_j", target.isa) / of_isa("matrix_j", "sm_80")
     return p[f"joules {instruction(target)}"] * 1e-12 * (bits / 16) ** p["joules narrow"] * swing
+
+
+def power_bend(target: Target, p: Mapping[str, Number]) -> Number:
+    """The power of the watts with which the clock goes."""
+    return of_isa("power_bend", target.isa) or p["power bend"]
 
 
 def _slower(
@@ -298,7 +303,7 @@ def _slower(
         joules = joules * p["joules blank"]
     watts = s.put("power wanted", joules * work.products / busy, "W", "at the full clock")
     left = board_watts(target)
-    fed = _fed_s(s, joules * work.products / left, sums, p)
+    fed = _fed_s(x, joules * work.products / left, sums)
     slower = s.xp.maximum(1.0, fed / busy)
     if timed is not None:
         beyond = timed.runs * busy * s.xp.maximum(watts - left, 0.0)
@@ -307,10 +312,7 @@ def _slower(
 
 
 def _fed_s(
-    s: Sheet,
-    needed: Number,
-    sums: tuple[tuple[Number, Number], tuple[Number, Number]],
-    p: Mapping[str, Number],
+    x: FormulaInputs, needed: Number, sums: tuple[tuple[Number, Number], tuple[Number, Number]]
 ) -> Number:
     """Seconds of the longer of two sums at the clock that the power feeds: at the full one, its
     joules take `needed` seconds of that power.
@@ -318,10 +320,14 @@ def _fed_s(
     At a share r of the clock a flop takes r ^ (1 / bend - 1) of the joules (`flop_joules`), which
     the power feeds in t seconds if r = (t / needed) ^ bent; and t = still + clocked / r. What t is
     longer than that rises with t and bends down, so that Newton's steps come from below, and stay
-    there. The full clock cancels: a board that may clock higher takes as long.
+    there. The full clock cancels: a board that may clock higher takes as long. Below the share at
+    which the voltage falls no more a flop takes the joules that it takes there.
     """
-    xp, bent = s.xp, p["power bend"] / (1 - p["power bend"])
+    s, xp, bend = x.s, x.s.xp, power_bend(x.target, x.p)
     (one, first), (other, second) = sums
+    floor = of_isa("voltage_floor", x.target.isa)
+    least = needed * floor ** (1 / bend - 1)
+    bent = bend / (1 - bend)
     needed = xp.maximum(needed, LEAST_S) ** bent
     one, other = one * needed, other * needed
     t = xp.maximum(xp.maximum(one, other) ** (1 / (1 + bent)), LEAST_S)
@@ -330,6 +336,7 @@ def _fed_s(
         long, short = first + one * power, second + other * power
         slope = bent * xp.where(long > short, one, other) * power / t
         t = t + (xp.maximum(long, short) - t) / (1 + slope)
+    t = xp.maximum(t, least)
     return s.put("at the clock that power feeds", t, "s", "cost.tensor._fed_s", terse=True)
 
 

@@ -479,8 +479,9 @@ class Map(BodyKernel):
         return as_operands(y, self.args)
 
 
-# Who wrote a reduction's kernel: PyTorch, where nobody is named; a compiler, in Triton.
-REDUCE_LIBRARIES = ("", "triton")
+# Who wrote a reduction's kernel: PyTorch, where nobody is named, and its kernels of a group norm;
+# a compiler, in Triton.
+REDUCE_LIBRARIES = ("", "aten", "triton")
 
 
 @dataclass(frozen=True)

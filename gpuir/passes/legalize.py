@@ -72,6 +72,11 @@ class Legalize(Pass):
         return with_math(kernels, tf32_rule(g))
 
 
+def is_of_groups(op: t.Reducing) -> bool:
+    """Whether it is a norm of groups of channels."""
+    return isinstance(op, t.Normalize) and (op.groups or 1) > 1
+
+
 class _Legalizer:
     def __init__(
         self, g: Graph, views: Views, options: Legalize, inside: bool = False, trip: bool = False
@@ -179,6 +184,8 @@ class _Legalizer:
         kernel = kernel_of(ops)(op.args, body)
         if isinstance(kernel, k.Reduce) and self.options.triton:
             return replace(kernel, library="triton")
+        if isinstance(kernel, k.Reduce) and self.options.sdpa and is_of_groups(kernel.reduction):
+            return replace(kernel, library="aten")
         if isinstance(kernel, k.Map) and not self.options.tiled:
             return replace(kernel, apart=self.views.apart(kernel, self.lies))
         if isinstance(kernel, k.Pool) or (isinstance(kernel, k.Gather) and is_resampled(ops)):
