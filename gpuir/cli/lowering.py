@@ -105,8 +105,8 @@ def _answers(
     profiles = list(dict.fromkeys(map(loaded.profile, options.split_names(costing.profile))))
     for name in profiles:
         gpuir.load_profile(name)
-    if costing.settings and not targets:
-        raise UsageError("--set needs a target", fix="--target NAME")
+    if costing.changes and not targets:
+        raise UsageError("--set, --power-limit and --clocks need a target", fix="--target NAME")
     predictor = costing.predicts(loaded)
 
     def read(profile: str | None) -> Graph:

@@ -382,6 +382,9 @@ price = click.option(
 )
 
 
+NO_LIMIT = "1e5"  # watts, which no board draws
+
+
 @dataclass(frozen=True)
 class Costing:
     """How kernels are made, tiled and costed. `profile` names the software and the machine."""
@@ -391,6 +394,17 @@ class Costing:
         "--set",
         type=SETTING,
         multiple=True,
+    )
+    power_limit: float | None = option(
+        "Watts that the board is held to, in place of its own limit.",
+        type=click.FloatRange(min=1, max=1e5),
+        metavar="WATTS",
+    )
+    clocks: str = option(
+        "The clock: what the power limit sustains over minutes, or what a board holds for a short "
+        "burst, as one kernel is timed: its boost clock, whatever it draws.",
+        type=click.Choice(["sustained", "burst"]),
+        default="sustained",
     )
     predictor: str = option("What predicts the time of a kernel.", default="tile")
     schedule: str = option(
@@ -424,9 +438,24 @@ class Costing:
         found = find_predictor(self.predictor, loaded.predictors)
         return found if self.predictor.partition("@")[0] in loaded.predictors else self.predictor
 
+    @property
+    def changes(self) -> Pairs[str]:
+        """What the target's numbers are changed to."""
+        from gpuir.ir.errors import UsageError
+
+        if self.clocks == "burst":
+            if self.power_limit is not None:
+                raise UsageError(
+                    "--clocks burst has no power limit", fix="leave out --clocks or --power-limit"
+                )
+            return (*self.settings, (("tdp_w", NO_LIMIT),))
+        if self.power_limit is None:
+            return self.settings
+        return (*self.settings, (("tdp_w", f"{self.power_limit:g}"),))
+
     def on(self, target: str) -> str:
-        """A target's name with the numbers of `--set` behind it."""
-        return with_settings(target, self.settings)
+        """A target's name with the numbers that are changed behind it."""
+        return with_settings(target, self.changes)
 
 
 @dataclass(frozen=True)

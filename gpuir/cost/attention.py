@@ -104,6 +104,11 @@ FRAGMENT_CELLS = 4.0  # of a key or value whose sixteens, of 2 bytes, are a regi
 # FlashAttention-2, 2023, section 4.1), whose like xFormers' kernel is. Assumed of all GPUs.
 EFFICIENT_SHARE = 0.59
 
+# Of the shorter of products and softmax, what cuDNN's kernels hide from sm_90 on, where the factor
+# `overlap` is FlashAttention's: three of NVIDIA's own times, H200 and GB200, cuDNN 9.19 to 9.27
+# (NVIDIA/cudnn-frontend, benchmark/sdpa_benchmark_training/results).
+CUDNN_OVERLAP = 0.75
+
 FACTORS = table("factors/attention", Factor)
 
 
@@ -281,7 +286,10 @@ def _step_s(x: FormulaInputs, kernel: RanKernel, resident: Number, load: Number)
         alone = 1 - p["overlap"] * xp.where(xp.minimum(load, resident) > 1, 1.0, 0.0)
         beside_s = p["overlap"] * xp.maximum(product_s - bank_s, 0.0)
         fetched_s = s.put("fetched in a step", xp.maximum(fetched_s * alone - beside_s, 0.0), "s")
-    turns = p["overlap"] * xp.where(rows > STRIP, 1.0, xp.where(resident > 1, 1.0, 0.0))
+    hidden = p["overlap"]
+    if heads_of(work).call == "cudnn" and has_clusters(target):
+        hidden = CUDNN_OVERLAP
+    turns = hidden * xp.where(rows > STRIP, 1.0, xp.where(resident > 1, 1.0, 0.0))
     product_s = s.put("products of a step", product_s + (1 - turns) * bank_s + fetched_s, "s")
     lanes = target.peak("vector", f32) / target.sm.flops_per_lane_clock / sms
     exponentials = of_isa("exponentials", target.isa) * target.clock_hz

@@ -77,6 +77,7 @@ def _call_of(work: Work, target: Target) -> tuple[str, int]:
     """How PyTorch's attention is called, and the number of the target's sm_; nothing elsewhere."""
     family, _, number = target.isa.partition("_")
     call = work.detail.call if isinstance(work.detail, Heads) else ""
+    call = "" if call == "cudnn" else call
     return (call, int(number)) if family == "sm" and number.isdecimal() else ("", 0)
 
 

@@ -61,7 +61,7 @@ class ConvShape(Detail):
     library: str = ""
 
 
-SdpaCall = Literal["", "sdpa", "odd sdpa", "wide sdpa"]
+SdpaCall = Literal["", "sdpa", "odd sdpa", "wide sdpa", "cudnn"]
 
 
 @dataclass(frozen=True)

@@ -388,8 +388,8 @@ class Conv(Product):
 
 # Whose kernel an attention is: FlashAttention's of the device's generation where none is named;
 # PyTorch's function (`sdpa`), which chooses its kernel by what it is given; FlashAttention-3's;
-# TensorRT-LLM's; FlashInfer's; one written in Triton, SGLang's or vLLM's (`unified`).
-LIBRARIES = ("", "sdpa", "fa3", "trtllm", "flashinfer", "triton", "unified")
+# cuDNN's; TensorRT-LLM's; FlashInfer's; one written in Triton, SGLang's or vLLM's (`unified`).
+LIBRARIES = ("", "sdpa", "fa3", "cudnn", "trtllm", "flashinfer", "triton", "unified")
 
 
 @dataclass(frozen=True)

@@ -56,6 +56,7 @@ class Legalize(Pass):
     strides: bool = True
     tiled: bool = True
     sdpa: bool = False
+    attention: str = ""
     triton: bool = False
     images: str = ""
 
@@ -156,7 +157,7 @@ class _Legalizer:
                 return kernel  # libraries' attention puts tokens before heads by itself
             orders = tuple(map(self.written_order, node.results))
             if isinstance(kernel, k.Attention) and self.options.sdpa and not kernel.product.block:
-                kernel = replace(kernel, library="sdpa")
+                kernel = replace(kernel, library=self.options.attention or "sdpa")
             match kernel:
                 case k.Gemm() if kernel.is_flat and has_few_rows(kernel.product):
                     return kernel

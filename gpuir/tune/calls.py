@@ -167,7 +167,7 @@ def _attention(work: Work) -> Iterator[tuple[str, Arguments]]:
         "append": bool(a.append),
         "paged": a.paged,
         "window": a.reach if a.windowed else 0,
-        "library": "sdpa" if a.call else work.kind,
+        "library": "cudnn" if a.call == "cudnn" else "sdpa" if a.call else work.kind,
     }
     usual = {"kv_heads": e["h"], "value": a.head, "cache": of, "out": of, "shared": False}
     usual |= {"append": False, "paged": False, "window": 0, "library": ""}

@@ -107,7 +107,8 @@ def kernel(
     - `attention`: batch heads queries keys head; kv_heads= value=, causal=False window=0, cache=
       out= (dtypes), math=, shared=False (values are a part of the keys, as in latent attention),
       append=False (it also writes its keys and values to a cache), paged=False (which lies in
-      pages), library="" ("sdpa", "fa3", "trtllm", "flashinfer", "triton", "unified")
+      pages), library="" ("sdpa", "fa3", "cudnn", "trtllm", "flashinfer", "triton",
+      "unified")
     - `rows`: rows columns; of="softmax" (or "norm", "rms", "sum", "scan"), parameters=0 (operands
       of one row: the weights and biases of a norm)
     - `map`: cells; inputs=1, fn="add", out= (dtype), of="" ("copy", "transpose", "quantise")
