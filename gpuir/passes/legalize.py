@@ -353,7 +353,7 @@ def kernel_of(ops: Sequence[Op]) -> type[k.BodyKernel]:
     rows = [op for op in ops if isinstance(op, t.TensorOp)]
     if len(rows) < len(ops):
         return k.Opaque
-    if any(op.by_rows for op in rows):
+    if any(op.by_rows for op in rows) or sums_most(rows):
         return k.Reduce
     if any(isinstance(op, t.Pointwise) for op in rows) and all(map(k.Map.may_hold, rows)):
         return k.Map
@@ -362,6 +362,13 @@ def kernel_of(ops: Sequence[Op]) -> type[k.BodyKernel]:
     if others and all(map(_named(others).may_hold, rows)):
         return _named(others)
     return _named(says)
+
+
+def sums_most(ops: Sequence[t.TensorOp]) -> bool:
+    """Whether a launch that scatters sums up more than it scatters into."""
+    summed = [op.x.type.size for op in ops if isinstance(op, t.Reduce)]
+    into = [op.result_types[0].size for op in ops if isinstance(op, t.Scattering)]
+    return bool(summed and into) and max(summed) > max(into)
 
 
 def _named(ops: Sequence[t.TensorOp]) -> type[k.BodyKernel]:

@@ -39,6 +39,7 @@ PASSES: Mapping[str, type[Pass]] = LazyTable(
         "masks": "gpuir.stacks.pytorch.masks:Masks",
         "bmm": "gpuir.stacks.pytorch.bmm:Bmm",
         "channels_last": "gpuir.stacks.inductor.channels_last:ChannelsLast",
+        "matvec": "gpuir.stacks.inductor.matvec:Matvec",
         "split_norms": "gpuir.stacks.inductor.split_norms:SplitNorms",
         "split_sums": "gpuir.stacks.inductor.split_sums:SplitSums",
         "basic": "gpuir.stacks.onnxruntime.basic:Basic",
