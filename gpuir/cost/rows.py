@@ -90,7 +90,10 @@ def seconds(s: Sheet, work: Work, tiles: Tiles, target: Target, p: Mapping[str, 
     steps = row_steps(s, work, nest.sizes["r"], block.threads, tiles.split)
     steps = s.put("steps of a pass", steps)
     step = p["cell step" if work.kind == "rms" else "step clocks"]
-    clocks = turns * (p[f"{kind} pass"] * chain(target, kind) + steps * step) * slower
+    waits = p[f"{kind} pass"] * chain(target, kind)
+    if is_triton(work):  # sums alone: Welford's steps are PyTorch's
+        waits = p["softmax pass"]
+    clocks = turns * (waits + steps * step) * slower
     block_s = s.put("a block's waits", clocks / target.clock_hz, "s")
     busy = s.put("waves of waits", waves * block_s, "s")
 
