@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
@@ -99,6 +100,32 @@ def test_settings_change_the_target(folder: Path):
     assert slow["target"]["name"] == "a100-sxm-40gb+dram.bytes_per_s=100e9"
 
 
+PRODUCT = """graph @p {
+  in %a: bf16[8192, 8192]
+  in %b: bf16[8192, 8192]
+  %y: bf16[8192, 8192] = t.matmul(%a, %b) at "m:y"
+  out %y
+}"""
+
+
+def test_a_board_is_held_to_a_limit_of_power_or_to_none(folder: Path):
+    Path("p.gir").write_text(PRODUCT)
+
+    def report(*args: str) -> dict[str, Any]:
+        given = ("analyze", "p.gir", "--target", "b200", "--format", "json", *args)
+        (found,) = json.loads(run(*given).stdout)["reports"]
+        return found
+
+    plain, held, short = report(), report("--power-limit", "700"), report("--clocks", "burst")
+    assert short["latency_s"] < plain["latency_s"] < held["latency_s"]
+    assert held["target"]["name"] == "b200-sxm-180gb+tdp_w=700"
+    assert report("--clocks", "sustained", "--power-limit", "1000")["latency_s"] == (
+        pytest.approx(plain["latency_s"])
+    )
+    both = ("analyze", "p.gir", "--target", "b200", "--clocks", "burst", "--power-limit", "700")
+    assert "no power limit" in run(*both, status=2).stderr
+
+
 def test_analysis_goes_on_from_any_level(folder: Path):
     given = ("--target", "a100", "--profile", "ideal")
     whole = run("analyze", "mlp.gir", *given).stdout
@@ -145,7 +172,8 @@ def test_a_tiled_graph_keeps_its_target(folder: Path):
         ),
         (("--predictor", "roofline"), "predictor has no effect"),
         (("--tf32",), "tf32 has no effect"),
-        (("--set", "sms=10"), "--set needs a target"),
+        (("--set", "sms=10"), "--set, --power-limit and --clocks need a target"),
+        (("--power-limit", "300"), "--set, --power-limit and --clocks need a target"),
         (("--target", "t4", "--set", "sms=10"), "was made for another target"),
     ],
 )
