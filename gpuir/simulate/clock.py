@@ -9,10 +9,12 @@ Loops, and launches on several streams, run in floats: what comes next depends o
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import groupby
+from functools import lru_cache
+from itertools import groupby, takewhile
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
@@ -209,6 +211,22 @@ class _Stretch(NamedTuple):
     at: _At
 
 
+_MODULE = re.compile(r"[^.]+(?:\.\d+)*")  # a list of modules is not called, one of it is
+
+
+@lru_cache(maxsize=1 << 16)
+def entered(before: Loc, after: Loc) -> int:
+    """The modules that are called on the way from one op of a model to another: those around the
+    second that are not around the first (`model:encoder.layers.0.fc/linear`)."""
+    one, other = (_MODULE.findall(_modules(loc)) for loc in (before, after))
+    same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
+    return len(other) - same
+
+
+def _modules(loc: Loc) -> str:
+    return loc.partition(":")[2].rpartition("/")[0]
+
+
 def _stretch(host: Host, items: Sequence[Launch], at: _At) -> _Stretch:
     """What a host does for launches one after another. An op prepares for the dearest of its
     kernels."""
@@ -218,8 +236,11 @@ def _stretch(host: Host, items: Sequence[Launch], at: _At) -> _Stretch:
         return _Stretch(launches, kernels, (0.0,) * len(launches), 0.0, at)
     op, inside, paid, now = at.op, at.inside, at.paid, 0.0
     step, again_s = host.after_s + host.between_s, at.next_s
+    module_s = host.module_s if at.lane == HOST else 0.0
     before: list[float] = []
     for x in items:
+        if x.op != op and module_s:
+            now += module_s * entered(op or "", x.op)
         if x.empty:
             if x.op != op:
                 now += step if inside else host.between_s

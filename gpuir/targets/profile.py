@@ -75,7 +75,8 @@ class Host:
     the dearest counts. An op that launches nothing (a view) takes `empty_s`, a call of the model
     `call_s` before its first op, and so does one of its backward pass and one of its optimizer;
     before the first comes `param_s` for each weight and buffer, what guards and checks of arguments
-    take; a trip of a loop of the model takes `trip_s`.
+    take; a trip of a loop of the model takes `trip_s`, and a module that the forward pass enters
+    on its way from one op to the next `module_s`.
 
     With `graph` each such call is one launch, of a CUDA graph, to which each kernel adds `graph_s`.
     `queue` launches may wait for the device before the host does. In 80 % of cases the host takes
@@ -92,6 +93,7 @@ class Host:
     queue: Queue
     param_s: HostTime = 0.0
     trip_s: HostTime = 0.0
+    module_s: HostTime = 0.0
     library_s: HostTime | None = None
     graph: bool = False
     graph_s: HostTime = 0.0
