@@ -13,7 +13,6 @@ import re
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
 from itertools import groupby, takewhile
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -214,11 +213,13 @@ class _Stretch(NamedTuple):
 _MODULE = re.compile(r"[^.]+(?:\.\d+)*")  # a list of modules is not called, one of it is
 
 
-@lru_cache(maxsize=1 << 16)
 def entered(before: Loc, after: Loc) -> int:
     """The modules that are called on the way from one op of a model to another: those around the
     second that are not around the first (`model:encoder.layers.0.fc/linear`)."""
-    one, other = (_MODULE.findall(_modules(loc)) for loc in (before, after))
+    outer, inner = _modules(before), _modules(after)
+    if outer == inner:
+        return 0
+    one, other = _MODULE.findall(outer), _MODULE.findall(inner)
     same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
     return len(other) - same
 
