@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 import gpuir
@@ -44,7 +46,7 @@ def test_many_small_groups(channels: int, measured_s: float):
 
 
 def test_other_stacks_have_kernels_of_their_own():
-    sizes = {"images": 16, "channels": 64, "cells": 65536, "groups": 8}
+    sizes: dict[str, Any] = {"images": 16, "channels": 64, "cells": 65536, "groups": 8}
     for profile, library in (("eager", "aten"), ("compiled", "triton"), ("ort", "")):
         nodes = answer("a100", profile, **sizes).graph.nodes
         assert {n.op.library for n in nodes if isinstance(n.op, k.Reduce)} == {library}
