@@ -160,21 +160,26 @@ def dense(*sizes: int) -> nn.Module:
     return nn.Sequential(*(x for a, b in pairwise(sizes) for x in (nn.Linear(a, b), nn.ReLU())))
 
 
+def ready(module: nn.Module, *args: torch.Tensor) -> Made:
+    return module.eval(), args
+
+
 def mlp(batch: int = 64) -> Made:
-    return dense(784, 1024, 1024, 10), (torch.randn(batch, 784),)
+    return ready(dense(784, 1024, 1024, 10), torch.randn(batch, 784))
 
 
 def encoder(batch: int = 1, seq: int = 128) -> Made:
-    return nn.Sequential(*(Layer(384) for _ in range(4))), (torch.randn(batch, seq, 384),)
+    layers = (Layer(384) for _ in range(4))
+    return ready(nn.Sequential(*layers), torch.randn(batch, seq, 384))
 
 
 def prefill(seq: int = 128) -> Made:
-    return Decoder(), (torch.randint(0, 8000, (1, seq)),)
+    return ready(Decoder(), torch.randint(0, 8000, (1, seq)))
 
 
 def decode(past: int = 256) -> Made:
     caches = (torch.randn(1, 8, past, 64) for _ in range(12))
-    return Decoder(causal=False), (torch.randint(0, 8000, (1, 1)), *caches)
+    return ready(Decoder(causal=False), torch.randint(0, 8000, (1, 1)), *caches)
 
 
 def resnet18(batch: int = 1) -> Made:
@@ -182,7 +187,7 @@ def resnet18(batch: int = 1) -> Made:
     stages += ((128, 256, 2), (256, 256, 1), (256, 512, 2), (512, 512, 1))
     stem = (norm(3, 64, 7, 2), nn.ReLU(), nn.MaxPool2d(3, 2, 1))
     ends = (nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(512, 1000))
-    return nn.Sequential(*stem, *(Basic(*x) for x in stages), *ends), images(batch)
+    return ready(nn.Sequential(*stem, *(Basic(*x) for x in stages), *ends), images(batch))
 
 
 def mobilenet(batch: int = 1) -> Made:
@@ -193,28 +198,28 @@ def mobilenet(batch: int = 1) -> Made:
             layers.append(Inverted(channels, filters, 1 if i else stride, times))
             channels = filters
     ends = (norm(320, 1280, 1), nn.ReLU6(), nn.AdaptiveAvgPool2d(1), nn.Flatten())
-    return nn.Sequential(*layers, *ends, nn.Linear(1280, 1000)), images(batch)
+    return ready(nn.Sequential(*layers, *ends, nn.Linear(1280, 1000)), images(batch))
 
 
 def vit(batch: int = 1) -> Made:
-    return Vision(), images(batch)
+    return ready(Vision(), images(batch))
 
 
 def unet() -> Made:
-    return UNet(), (torch.randn(1, 4, 64, 64),)
+    return ready(UNet(), torch.randn(1, 4, 64, 64))
 
 
 def lstm(batch: int = 8, steps: int = 64) -> Made:
-    return Recurrent(), (torch.randn(batch, steps, 256),)
+    return ready(Recurrent(), torch.randn(batch, steps, 256))
 
 
 def recommender(batch: int = 256) -> Made:
     ids = (torch.randint(0, 100_000, (batch,)) for _ in range(8))
-    return Tables(), (torch.randn(batch, 13), *ids)
+    return ready(Tables(), torch.randn(batch, 13), *ids)
 
 
-def images(batch: int) -> tuple[torch.Tensor]:
-    return (torch.randn(batch, 3, 224, 224),)
+def images(batch: int) -> torch.Tensor:
+    return torch.randn(batch, 3, 224, 224)
 
 
 MODELS = {
@@ -234,11 +239,9 @@ MODELS = {
 
 
 def main(targets: list[str]) -> None:
-    torch.manual_seed(0)
+    torch.default_generator.manual_seed(0)
     watch = HostWatch(torch.get_num_threads())
     made = {name: make() for name, make in MODELS.items()}
-    for module, _ in made.values():
-        module.eval()
     found: dict[str, list[float]] = {}
     with torch.no_grad():
         for _ in range(ROUNDS):

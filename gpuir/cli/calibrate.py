@@ -27,7 +27,8 @@ if TYPE_CHECKING:
     from gpuir.targets.target import Target
 
 RATE_SHARE = 1e-3  # of the time, that measuring one rate of the device takes
-PRACTICE_S = 1.0  # to run a small model again and again
+CPU_ROUNDS = 2  # in which the kernels are measured
+PRACTICE_S = 1.5  # to run a small model again and again
 HOST_S = 5.0  # of one op again and again
 OWN = "cpu"  # the name that stands for the CPU at hand, whatever its level
 
@@ -76,7 +77,7 @@ def command(asked: Calibrate) -> None:
     import gpuir
     from gpuir.backends.terminal import Page
     from gpuir.fit.calibrate import calibration
-    from gpuir.fit.machine import cpu_level, gpu_name
+    from gpuir.fit.machine import cpu_level, cpu_notes, gpu_name
     from gpuir.fit.steady import check_gain, left_as_they_were
     from gpuir.targets.load import dump_difference, parse_target
     from gpuir.targets.spec import slug
@@ -93,6 +94,7 @@ def command(asked: Calibrate) -> None:
     start, rated, machine = base, "", None
     if target == OWN or not tables:
         machine, head["title"], numbers = _described(base, RATE_SHARE * asked.budget_s)
+        head |= {"notes": cpu_notes(machine)} if base.is_cpu else {}
         rated = f"measured by gpuir calibrate on {machine.provenance}, {_today()}"
         start = parse_target(dump_difference(head, numbers, {", ".join(numbers): rated}), path)
     if tables or machine is None:
@@ -232,27 +234,35 @@ def _described(base: Target, budget_s: float) -> tuple[Machine, str, dict[str, f
 
 
 def _measured(machine: Machine, target: Target, budget_s: float) -> list[MeasuredBatch]:
-    """What the plan's kernels take, as many as fit into the time."""
+    """What the plan's kernels take, as many as fit into the time. On a CPU, which others use too,
+    they are measured a second time, and the faster one counts."""
     from gpuir.fit.campaign import read_plan, shipped_plan
     from gpuir.fit.collect import MeasuredRow, batches_of, measure
     from gpuir.fit.steady import doubts, waited_s
 
-    problems = read_plan(shipped_plan("calibrate-cpu" if target.is_cpu else "calibrate"))
-    began, waited, rows = monotonic(), waited_s(), list[MeasuredRow]()
-    ends = began + budget_s
-    for i, problem in enumerate(_spread(problems)):
-        left_s = ends - monotonic()
-        if left_s <= 0:
-            warn(f"--budget-s is over: {len(problems) - i} of {len(problems)} kernels not measured")
-            break
-        row = measure(machine, problem, min(1.0, 0.5 * left_s / (len(problems) - i)))
-        result = f"{row.latency_s * 1e6:10.1f} us" if row.is_measured else f"left out: {row.note}"
-        note(f"{i + 1:3}/{len(problems)}  {problem}: {result}")
-        rows.append(row)
+    problems = _spread(read_plan(shipped_plan("calibrate-cpu" if target.is_cpu else "calibrate")))
+    rounds = CPU_ROUNDS if target.is_cpu else 1
+    rows: dict[Problem, MeasuredRow] = {}
+    began, waited = monotonic(), waited_s()
+    for last in (r == rounds - 1 for r in range(rounds)):
+        ends = monotonic() + budget_s / rounds
+        for i, problem in enumerate(problems):
+            left_s = ends - monotonic()
+            if left_s <= 0:
+                left = len(problems) - i
+                warn(f"--budget-s is over: {left} of {len(problems)} kernels not measured")
+                break
+            row = measure(machine, problem, min(1.0, 0.5 * left_s / (len(problems) - i)))
+            before = rows.get(problem, row)
+            rows[problem] = row = before if before.latency_s < row.latency_s else row
+            if last:
+                result = f"{row.latency_s * 1e6:10.1f} us"
+                told = result if row.is_measured else f"left out: {row.note}"
+                note(f"{i + 1:3}/{len(problems)}  {problem}: {told}")
     share = (waited_s() - waited) / max(monotonic() - began, 1e-9) if target.is_cpu else 0.0
-    if doubt := doubts(rows, share):
+    if doubt := doubts([*rows.values()], share):
         warn(doubt)
-    return batches_of(rows, target)
+    return batches_of(rows.values(), target)
 
 
 def _practised(target: Target) -> list[MeasuredBatch]:

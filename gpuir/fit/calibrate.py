@@ -124,7 +124,7 @@ def calibration(
         logarithms = _held_out(target, group, model)
         errors = {way: np.abs(np.expm1(e)) for way, e in logarithms.items()}
         known = all(target.device in model.get(n, Trained()).devices for n in names)
-        mixed = len({w.dtype for b in group for w in b.works}) > 1
+        mixed = not target.is_cpu and len({w.dtype for b in group for w in b.works}) > 1
         means = {way: float(np.mean(e)) for way, e in errors.items()}
         way, refused = chosen(errors, known or mixed), 0.0
         if no_worse and means[way] > means[NOTHING]:
@@ -155,8 +155,9 @@ def calibration(
 
 def chosen(errors: Mapping[CalibrationWay, Floats], wary: bool) -> CalibrationWay:
     """The way to go by how far off each row is in each: when `wary` the least that is about as good
-    as the best, else the most. Wary of a known GPU, and of rows of several dtypes, where the mean
-    of a few is that of the noisiest."""
+    as the best, else the most. Wary of a known GPU, and on a GPU of rows of several dtypes, where
+    the mean of a few is that of the noisiest. Not on a CPU: factors carry over from its kernels to
+    those of other models, and corrections do not."""
     best = min(WAYS, key=lambda way: float(np.mean(errors[way])))
     for way in reversed(WAYS) if wary else WAYS:
         more = errors[way] - errors[best]

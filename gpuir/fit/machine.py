@@ -21,6 +21,7 @@ from gpuir.targets.target import Target
 # What /proc/cpuinfo calls the instructions of the x86-64 psABI's level 4, and SIMD lanes of a core:
 # two units of 512 bits, or of 256.
 LEVEL_4 = {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}
+NARROW = ("avx512_vnni", "avx_vnni", "avx512_bf16", "avx512_fp16", "amx_int8", "amx_bf16")
 LANES = {"x86-64-v4": 32, "x86-64-v3": 16}
 CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
 LARGEST = 2048  # extent of the product that measures the arithmetic peak
@@ -177,11 +178,16 @@ def _elsewhere(target: Target, found: str) -> UsageError:
 
 def cpu_level() -> str:
     """The shipped target that this CPU resembles, from the instructions it has."""
+    return "x86-64-v4" if _flags() >= LEVEL_4 else "x86-64-v3"
+
+
+def _flags() -> set[str]:
+    """The instructions of this CPU, as Linux calls them; none where it does not say."""
     try:
         flags = Path("/proc/cpuinfo").read_text(encoding="utf-8").partition("\nflags")[2]
     except OSError:
-        return "x86-64-v3"
-    return "x86-64-v4" if set(flags.partition("\n")[0].split()) >= LEVEL_4 else "x86-64-v3"
+        return set()
+    return set(flags.partition("\n")[0].split())
 
 
 def cpu_name() -> str:
@@ -198,6 +204,22 @@ def cpu_title(machine: Machine) -> str:
     """What this CPU calls itself, and the cores that torch uses of it."""
     cores = int(machine.torch.get_num_threads())
     return f"{cpu_name()}, {cores} core{'s' * (cores > 1)}"
+
+
+def cpu_notes(machine: Machine) -> str:
+    """What decides which kernels run on this CPU, beside its numbers: threads, the SIMD words of
+    PyTorch's own loops, the libraries of its products, instructions for narrow numbers."""
+    torch = machine.torch
+    cores, backends = int(torch.get_num_threads()), torch.backends
+    found = [f"PyTorch runs {cores} thread{'s' * (cores > 1)}"]
+    found.append(f"its own loops with {backends.cpu.get_cpu_capability()}")
+    if backends.mkl.is_available():
+        found.append("f32 products by MKL")
+    if backends.mkldnn.is_available() and backends.mkldnn.enabled:
+        found.append("convolutions and narrow products by oneDNN")
+    narrow = [name for name in NARROW if name in _flags()]
+    found.append(f"instructions for narrow numbers: {', '.join(narrow) or 'none'}")
+    return "; ".join(found) + "."
 
 
 def cpu_numbers(machine: Machine, level: str, budget_s: float) -> dict[str, float]:

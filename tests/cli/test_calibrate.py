@@ -257,10 +257,11 @@ def one_core() -> Iterator[None]:
 
 def test_this_cpu_becomes_a_target(folder: Path, few: None, one_core: None):
     done = run("calibrate", "--target", "cpu", "-o", "mine.toml", "--budget-s", "60")
-    assert "5/5" in done.stderr and "Sequential: 8 kernels among others" in done.stderr
+    assert "5/5" in done.stderr and "dense: 8 kernels among others" in done.stderr
     assert "family" in done.stdout and "cpu" in done.stdout
     target = load_target("mine.toml")
     assert target.is_cpu and target.device in ("x86-64-v3", "x86-64-v4")
+    assert target.notes.startswith("PyTorch runs 1 thread; its own loops with ")
     assert target.source("dram.bytes_per_s").startswith("measured by gpuir calibrate on x86-64")
     assert "none doubtful" in run("targets", "mine.toml", "--check").stdout
     model = str(Path(__file__).parents[2] / "tests" / "encoder.onnx")
