@@ -86,7 +86,10 @@ class Launches:
 
     def host(self, profile: Profile, target: Target | None) -> Profile:
         """The profile with the host that it has for these on a target: on a CPU none, as kernels
-        run in the host's own thread, and their times hold the calls."""
+        run in the host's own thread, and their times hold the calls. What was measured there,
+        releases and all, is in a calibrated target's kernels."""
+        if target is not None and (target.is_cpu or target.backtest):
+            profile = replace(profile, quicker=None, slower=None)
         if target is not None and target.is_cpu:
             return replace(profile, host=NO_HOST, copies=None, streams=1)
         if profile.decode is not None and self.is_decoding:

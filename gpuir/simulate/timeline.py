@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from math import log
+
+import numpy as np
 
 from gpuir.ir.door import of_type, takes
 from gpuir.ir.graph import GRAPH, Graph, Level, Node, check_level
@@ -24,6 +27,7 @@ from gpuir.targets.load import load_target
 from gpuir.targets.profile import Profile
 from gpuir.targets.target import Target
 
+LEAST_END = 1e-3  # of their time: kernels that may take no time at all are taken to take so much
 HOST_BOUND = 0.1  # of the time: a device that waits longer for the host is held up by it
 
 
@@ -142,8 +146,9 @@ class Prepared:
         if not any(costs[x.kernel].interval for x, _ in counted(found) if not x.empty):
             return None
         times = [(x.time_s, *(x.interval or (x.time_s, x.time_s))) for x in costs]
-        by = self.script.profile.host.uncertainty
-        low, high = ends_of(found, times)
+        profile = self.script.profile
+        by = profile.host.uncertainty
+        low, high = ends_of(found, times, profile)
         return self.run(low, 1 / by).time_s, self.run(high, by).time_s
 
 
@@ -153,22 +158,40 @@ def link_of(target: Target | None) -> float | None:
 
 
 def ends_of(
-    found: Iterable[Found], times: Sequence[tuple[Number, Number, Number]]
+    found: Iterable[Found], times: Sequence[tuple[Number, Number, Number]], profile: Profile
 ) -> tuple[list[Number], list[Number]]:
     """What each kernel takes at the ends of its interval, as near as kernels of its kind have them
-    together. `times` are, by the places of kernels, as expected and from when to when."""
+    together, and further apart by what a whole run is off under the profile. `times` are, by the
+    places of kernels, as expected and from when to when."""
     widths: dict[str, list[Number]] = {}
+    total: Number = 0.0
     for x, runs in counted(found):
         if not x.empty:
             time, low, high = times[x.kernel]
+            total = total + runs * time
             both = widths.setdefault(x.kind, [0.0, 0.0])
             both[0] = both[0] + runs * (time - low)
             both[1] = both[1] + runs * (high - time)
     quicker, slower = together(widths)
+    total = total + (total == 0.0)
+    down = 1 - quicker * sum(w[0] for w in widths.values()) / total
+    up = 1 + slower * sum(w[1] for w in widths.values()) / total
+    lower = further(down, -log(profile.quicker or 1.0))
+    higher = further(up, log(profile.slower or 1.0))
     return (
-        [time + quicker * (low - time) for time, low, _ in times],
-        [time + slower * (high - time) for time, _, high in times],
+        [lower * (time + quicker * (low - time)) for time, low, _ in times],
+        [higher * (time + slower * (high - time)) for time, _, high in times],
     )
+
+
+def further(end: Number, spread: float) -> Number:
+    """By how much an end of the kernels' interval, as a multiple of their time, moves where a run
+    is off besides by a `spread` in the logarithm, down or up: errors that are independent."""
+    if not spread:
+        return 1.0
+    alone = np.log(np.maximum(end, LEAST_END))
+    moved = np.exp(np.copysign(np.hypot(alone, spread), spread) - alone)
+    return moved if isinstance(end, np.ndarray) else float(moved)
 
 
 def together(widths: Mapping[str, Sequence[Number]]) -> tuple[Number, Number]:

@@ -227,7 +227,7 @@ def side_by_side(
     `PARTS`, a row a kernel and a column a run, and the `link` of each run's device."""
     launches, count = program.launches, costs["time_s"].shape[1]
     times = list(zip(*(costs[name] for name in PARTS[:3]), strict=True))
-    ends = zip((time for time, *_ in times), *ends_of(launches.found, times), strict=True)
+    ends = zip((time for time, *_ in times), *ends_of(launches.found, times, profile), strict=True)
     by = profile.host.uncertainty
     kernels = KernelTimes(
         seconds=[np.stack(x) for x in ends], host=np.array([[1.0], [1 / by], [by]]), link=link
