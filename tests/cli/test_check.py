@@ -24,6 +24,12 @@ def net(batch=2):
     layers = nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 4)
     return nn.Sequential(*layers).eval(), (torch.randn(batch, 16),)
 
+def cast():
+    class Cast(nn.Module):
+        def forward(self, x):
+            return (x + 1).to(torch.float64)
+    return Cast(), (torch.ones(2),)
+
 def empty():
     with torch.device("meta"):
         module = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8)).eval()
@@ -75,6 +81,8 @@ def test_every_format_has_a_row_for_each_kernel():
     assert [row["steps"] for row in rows] == ["linear", "relu", "linear_1"]
     assert [row["kind"] for row in rows] == ["gemm", "map", "gemm"]
     assert all(float(row["measured_s"]) > 0 < float(row["predicted_s"]) for row in rows)
+    told = json.loads(run("net.py:cast", "--format", "json").stdout)
+    assert told["kernels"][0]["name"].endswith("add")  # and no check that torch.export has added
     told = json.loads(run("net.py:net", "--format", "json").stdout)
     assert told["schema"] == "gpuir.check/1" and len(told["kernels"]) == 3
     assert told["runs"] > 0 and told["measured_s"] > 0 < told["latency_s"]
