@@ -10,7 +10,15 @@ from pathlib import Path
 
 from gpuir.cost.tile import BY
 from gpuir.report.units import quantity
-from validation.field_rows import ENGINES, GROUPS, FieldExam, FieldResult, FieldRow, FieldScore
+from validation.field_rows import (
+    ENGINES,
+    GROUPS,
+    FieldExam,
+    FieldResult,
+    FieldRow,
+    FieldScore,
+    every_gained,
+)
 
 WORST = 5
 TITLES = {
@@ -46,15 +54,20 @@ its time. This one is of {date}, by the predictor `{predictor}`.
   row was left out because its error is large. More rows of these pages are kept apart, and nobody
   who works on gpuir has seen them.
 - No factor is fitted to these rows by a program. But their errors were looked at while gpuir was
-  developed, and some rules were changed because of them: that TensorRT writes norms as a compiler
-  does rests on a row of BERT (demoBERT, 670 us), and demoBERT's error fell from 21 to 6 % with it.
-  So this is no blind test, and gpuir may be further off on rows that nobody has looked at.
+  developed, and rules were changed because of them. Some rest on the rows themselves: that TensorRT
+  writes norms as a compiler does and what a flop takes on a T4 (demoBERT), how much of the softmax
+  cuDNN hides (three of its rows), and how much wider the interval of a whole run is than that of
+  its kernels. For others a row was far off, and other data gave the rule: group norms, modules on
+  the host, products of one row, the voltage of 12 nm boards. So this is no blind test, and gpuir
+  may be further off on rows that nobody has looked at.
 - Throughputs are turned into times: the batch over the throughput. A generation of n tokens is the
   prompt and n - 1 steps at the mean length of the cache; an image is 50, or 28, calls of the
   denoiser and one of the decoder. Samplers, schedulers and tokenizers are in the measurement and
   not in the prediction.
 - Of models that share a GPU, the measured time of one alone is taken, times how much slower gpuir
   says sharing makes it.
+- A command gains an option where the page of its source says more than the command, by one rule for
+  all rows of a source: {gained}.
 - Most are one number without a spread. Few pages state the host, the clocks or all versions of the
   software. A part of each error is theirs.
 
@@ -98,6 +111,7 @@ def _parts(exam: FieldExam) -> Iterator[str]:
         sources=len({r.source for r in rows}),
         gpus=len({r.gpu for r in rows}),
         stacks=len({r.software for r in rows}),
+        gained="; ".join(f"`{x.options}` for {x.source}, because {x.why}" for x in every_gained()),
     )
     yield from ("## Together", "")
     yield MAIN.format(engines=", ".join(e for e in ENGINES if any(r.software == e for r in rows)))

@@ -7,7 +7,9 @@ import csv
 import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
+from functools import cache
 from io import StringIO
+from pathlib import Path
 from statistics import mean, median
 from typing import Any, NamedTuple
 
@@ -21,6 +23,7 @@ APART: Mapping[str, Callable[[FieldRow], bool]] = {
     "many GPUs": lambda r: r.regime == "many GPUs",
     "a shared GPU": lambda r: r.regime == "shared",
 }
+OPTIONS = Path(__file__).with_name("field_options.csv")
 REST = "one GPU, no serving engine"
 # In what a product runs: of 8 and 4 bits where only weights are, in that of the activations.
 PRODUCTS: Mapping[str, str] = {
@@ -72,13 +75,37 @@ class FieldRow:
 
     @property
     def questions(self) -> list[Question]:
+        """Its commands, each with the options that its source says more of (`GainedOptions`)."""
         commands = (x.strip() for x in self.command.split(" ; "))
-        return [Question(x, self.read, PRODUCTS.get(self.dtype, "f16")) for x in commands]
+        asked = (" ".join((x, *gained(self.source, x))) for x in commands)
+        return [Question(x, self.read, PRODUCTS.get(self.dtype, "f16")) for x in asked]
 
     @property
     def apart(self) -> str:
         """Why it is no row of the main figure; empty for one that is."""
         return next((name for name, holds in APART.items() if holds(self)), "")
+
+
+class GainedOptions(NamedTuple):
+    """Options that commands of a source gain, of those that have these words: what its page says,
+    and the command beside the measurement does not. Of an option given twice the last counts."""
+
+    source: str
+    has: str
+    options: str
+    why: str
+
+
+@cache
+def every_gained() -> tuple[GainedOptions, ...]:
+    lines = csv.DictReader(StringIO(OPTIONS.read_text(encoding="utf-8")))
+    return tuple(GainedOptions(**line) for line in lines)
+
+
+def gained(source: str, command: str) -> tuple[str, ...]:
+    """What a command of a source gains."""
+    rules = (x for x in every_gained() if source.startswith(x.source) and x.has in command)
+    return tuple(x.options for x in rules)
 
 
 class Question(NamedTuple):

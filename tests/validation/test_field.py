@@ -26,6 +26,8 @@ from validation.field_rows import (
     FieldRow,
     Question,
     Told,
+    every_gained,
+    gained,
     judged,
     read,
     score,
@@ -277,3 +279,12 @@ def test_causes_of_errors_are_told():
     name = next(iter(known))
     text = page([FieldExam("f", (FieldResult(row(id=name), 2.0),))])
     assert known[name] in text
+
+
+def test_a_source_says_more_than_the_command():
+    """Of the options of one source alone, and of those of its commands that have the words."""
+    page = "https://github.com/NVIDIA/cudnn-frontend"
+    assert gained(page, "gpuir analyze kernels.py:full") == ("--profile eager-cudnn",)
+    assert gained(page, "gpuir analyze other.py:full") == ()
+    assert gained("https://example.org", "gpuir analyze kernels.py:full") == ()
+    assert all(x.options.startswith("--") and x.why for x in every_gained())
