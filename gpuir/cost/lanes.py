@@ -42,6 +42,9 @@ OWN_LANE_OPS = 4.0  # assumed: a result's addresses, bounds check and store
 # cell of which image it is, in five divisions of some 20 instructions, and where its window ends.
 WINDOW_LANE_OPS = 10.0
 PLACE_LANE_OPS = 130.0
+# Of a window over three axes without indices (cuda/AveragePool3d.cu), whose loops find each cell by
+# strides of 64 bits: 44, 36 and 36 on A100, H100 and T4 (KernelBench, level 1, problem 46).
+VOLUME_LANE_OPS = 38.0
 DEQUANTISE_LANE_OPS = 2.0  # assumed: a stored weight unpacked and scaled, two to an instruction
 
 

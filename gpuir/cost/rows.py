@@ -59,6 +59,11 @@ MOMENT_OPS, SCALE_OPS = 30.0, 20.0  # lane instructions of a cell in each of the
 AGREE_OPS = 500.0  # of a thread, until the threads of a block have one mean and variance
 GROUP_LAUNCHES = 2  # beyond the first
 
+# Of the bandwidth that other rows reach, what PyTorch's running sums do, whose blocks wait after
+# every two cells a thread: 0.75 and 0.66 on L40S and H100, 0.91 on RTX A6000 (KernelBench, level 1,
+# problems 90, 91 and 93, rows of 32,768 cells).
+SCAN_SHARE = 0.78
+
 FACTORS = table("factors/rows", Factor)
 
 
@@ -174,7 +179,9 @@ def _memory_s(
     if is_triton(work):
         if work.is_of_columns and work.writes_rows:
             share = share * p["column share"]
-    elif isinstance(work.detail, Channels) and work.detail.batch:
+    elif work.kind == "scan":
+        share = share * SCAN_SHARE
+    elif isinstance(work.detail, Channels) and work.detail.batch and not keeps_up(work, target):
         share = share * p["batch share"]
     dram_rate = s.put("dram rate", target.dram_bytes_per_s * share, "bytes/s")
     partial = 1 + p["partial sectors"] * within(s, work, SECTOR_BYTES)
@@ -183,6 +190,13 @@ def _memory_s(
     l2_bytes = s.put("l2 bytes", work.nbytes + (passes - 1) * reads, "bytes")
     l2_s = s.put("l2 time", l2_bytes / l2_rate, "s")
     return xp.maximum(dram_s, l2_s)
+
+
+def keeps_up(work: Work, target: Target) -> bool:
+    """Whether blocks of a norm over a batch have enough bytes under way for the memory: those of
+    f32, twice as many as of 16 bits, for GDDR (KernelBench, level 1, problem 33: 0.74 of L40S's
+    bandwidth and 0.83 of RTX A6000's, 0.39 of A100's and 0.41 of H100's)."""
+    return work.dtype.bits >= 32 and not target.dram.kind.startswith("HBM")
 
 
 def _put_features(s: Sheet, nest: TiledNest, waves: Number, steps: Number) -> None:

@@ -29,6 +29,9 @@ from gpuir.passes.views import (
 )
 from gpuir.targets.profile import tf32_rule
 
+MOST_POOLED = 25  # cells of a window
+POOLED = "2.11"  # PyTorch's pools, of all releases alike
+
 
 @dataclass(frozen=True)
 class Legalize(Pass):
@@ -189,6 +192,9 @@ class _Legalizer:
             return replace(kernel, library="aten")
         if isinstance(kernel, k.Map) and not self.options.tiled:
             return replace(kernel, apart=self.views.apart(kernel, self.lies))
+        compiled = self.options.sdpa and self.options.triton  # PyTorch's compiler, and no other
+        if isinstance(kernel, k.Pool) and compiled and is_wide(kernel):
+            return replace(kernel, library=POOLED)
         if isinstance(kernel, k.Pool) or (isinstance(kernel, k.Gather) and is_resampled(ops)):
             return replace(kernel, library=self.options.images)
         return kernel
@@ -362,6 +368,12 @@ def kernel_of(ops: Sequence[Op]) -> type[k.BodyKernel]:
     if others and all(map(_named(others).may_hold, rows)):
         return _named(others)
     return _named(says)
+
+
+def is_wide(pool: k.Pool) -> bool:
+    """Whether a pool's window is one that Inductor writes no loop for, and calls PyTorch's kernel:
+    of more than 25 cells (torch 2.13: torch/_inductor/lowering.py, _avg_poolnd)."""
+    return prod(pool.window.window) > MOST_POOLED
 
 
 def sums_most(ops: Sequence[t.TensorOp]) -> bool:

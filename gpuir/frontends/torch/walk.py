@@ -32,6 +32,7 @@ DYNAMO = re.compile(r"^L\['\w+'\]\.?")  # what torch.compile calls the module it
 # checks; nothing runs
 SKIPPED = ("sym_constrain_range", "sym_constrain_range_for_size", "_linalg_check_errors")
 NUMBERS = ("item", "_local_scalar_dense")
+REDUCTIONS = ("amax", "amin", "linalg_vector_norm", "mean", "norm", "prod", "sum")
 DEEPEST = 8  # decompositions within decompositions
 
 
@@ -132,7 +133,7 @@ class TorchWalk:
         target = node.target
         if self.depth == 0:
             self.dims.at = self.loc(launched(node))
-            self.emit.builder.locs = (self.dims.at,)
+        self.emit.builder.locs = (self.dims.at + self.apart(target),)
         try:
             if target is operator.getitem:
                 return item(*args)
@@ -144,6 +145,14 @@ class TorchWalk:
         except GpuirError as error:
             error.where = error.where or self.loc(node)
             raise
+
+    def apart(self, target: Any) -> str:
+        """What follows the location of a reduction within what is decomposed: ATen has no kernel of
+        its own for that, and reduces what another launch wrote."""
+        if self.depth == 0 or not isinstance(target, torch._ops.OpOverload):
+            return ""
+        packet = target._schema.name.removeprefix("aten::")
+        return f".{packet}" if packet in REDUCTIONS else ""
 
     def number(self, node: fx.Node, args: Any, kwargs: Any) -> Any:
         """Arithmetic on sizes."""

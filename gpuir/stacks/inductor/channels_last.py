@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gpuir.ir.build import Builder, rewrite
+from gpuir.ir.build import Builder, begin, rewrite
 from gpuir.ir.graph import Graph, Level, Node, Op, Value
 from gpuir.ir.types import channels_last
 from gpuir.ops import tensor as t
@@ -21,9 +21,11 @@ class ChannelsLast(Pass):
     """Copies the weights of two-dimensional convolutions, and the inputs of the graph that they
     read, so that channels are innermost, where they do not lie so already, as Inductor does in each
     call: weights may change between two, unless they are frozen. What autocast makes of one is
-    written so at once. Nothing, where it holds that to be slower in sum.
+    written so at once. Images that the graph gives are copied back, to lie as in eager mode.
+    Nothing, where it holds that to be slower in sum.
 
-    (torch 2.13: torch/_inductor/graph.py, decide_layout_opt; kernel/conv.py, convolution.)
+    (torch 2.13: torch/_inductor/graph.py, decide_layout_opt; kernel/conv.py, convolution;
+    config.py, keep_output_stride.)
     """
 
     name = "channels_last"
@@ -55,7 +57,28 @@ class ChannelsLast(Pass):
                 case _:
                     return None
 
-        return rewrite(g, convolve)
+        return with_rows_back(rewrite(g, convolve))
+
+
+def with_rows_back(g: Graph) -> Graph:
+    """The graph with those of its outputs copied to rows that convolutions write with channels
+    innermost, and elementwise ops and norms after them."""
+    inner: set[Value] = set()
+    for n in g.nodes:
+        after = isinstance(n.op, t.Map | t.Normalize) and not inner.isdisjoint(n.op.operands)
+        if isinstance(n.op, t.Conv) or after:
+            inner.update(v for v in n.results if v.type.rank == 4 and not v.type.order)
+    if inner.isdisjoint(g.outputs):
+        return g
+    b = begin(g, g.level)
+    for n in g.nodes:
+        b.put(n)
+    locs = {v: n.locs for n in g.nodes for v in n.results}
+    copies: dict[Value, Value] = {}
+    for v in dict.fromkeys(v for v in g.outputs if v in inner):
+        b.locs = locs[v]
+        copies[v] = b(t.Ordered(v, (0, 1, 2, 3)))
+    return b.finish(copies.get(v, v) for v in g.outputs)
 
 
 def has_channels_innermost(g: Graph) -> bool:
