@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from gpuir.targets.target import Target
 
-PROFILES = {"none": "eager", "fusion": "compiled-2.1"}
+PROFILES = {"none": "eager", "fusion": "compiled@2.1"}
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 Raw = dict[str, Any]
 SI = "values are in SI units: Hz, bytes, bytes/s, flop/s, s, W"
-_NAME = re.compile(r"[a-z0-9][a-z0-9.-]*")
+_NAME = re.compile(r"[a-z0-9][a-z0-9.-]*(?:@[a-z0-9][a-z0-9.-]*)?")  # and a version
 _NOTES = ("sources", "discrepancies")
 
 
@@ -62,7 +62,7 @@ def check_name(name: str, what: str, where: str, path: str = "name") -> None:
             f"{name!r} cannot be the name of a {what}",
             where,
             path,
-            expected="lower-case letters, digits, `-` and `.`",
+            expected="lower-case letters, digits, `-` and `.`; a version behind an `@`",
             fix=f"write {slug(name) or f'my-{what}'}",
         )
 

@@ -430,7 +430,7 @@ mine.toml:arch: arch is not text
         'name = "My GPU"',
         """\
 mine.toml:name: 'My GPU' cannot be the name of a target
-  expected: lower-case letters, digits, `-` and `.`
+  expected: lower-case letters, digits, `-` and `.`; a version behind an `@`
   fix:      write my-gpu""",
         id="name",
     ),

@@ -157,7 +157,7 @@ def test_no_such_file_or_name():
 
 
 def test_the_older_compiled_differs_in_what_is_attention_alone():
-    old, new = load_profile("compiled-2.1"), load_profile("compiled")
+    old, new = load_profile("compiled@2.1"), load_profile("compiled")
     assert old.passes == new.passes.replace(" sdpa", " plain_attention") != new.passes
     assert (old.host, old.tf32, old.base) == (new.host, new.tf32, "compiled")
 

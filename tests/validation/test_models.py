@@ -55,7 +55,7 @@ def test_lines_are_cases_or_say_why_not(tmp_path: Path):
     assert first.measured.total_s == 0.010
     assert first.published["neusight"].error(first.measured) == pytest.approx(20.0)
     assert (first.suspect, second.suspect) == ("", "slower than its operators")
-    assert (third.profile, first.profile) == ("compiled-2.1", "eager")
+    assert (third.profile, first.profile) == ("compiled@2.1", "eager")
     assert fourth.target.name == "mi210"  # one die of two
     assert table.skipped == {
         "option dp4: several GPUs": 1,
