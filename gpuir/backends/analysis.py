@@ -14,6 +14,7 @@ from gpuir.report.equal import EqualKernels, alike, layer, tile_text
 from gpuir.report.kernels import KernelRow, Total
 from gpuir.report.modules import modules
 from gpuir.report.names import node_name
+from gpuir.report.order import slower_than_fastest
 from gpuir.report.table import Column, Heading, Notes, Part, Report, Table
 from gpuir.report.units import percent, quantity, rate, share
 from gpuir.targets.host import load_host
@@ -34,6 +35,7 @@ NOT_MEASURED = {  # words of `Cost.unseen`, where they are not "this" dtype or s
     "network": "this network",
 }
 WAITS = "waits"  # a column of the comparison
+SLOWER = "slower"
 LEAST_SHARE = 0.005  # of the time: modules below are not listed
 LEAST_GAIN = 0.01  # of the time: causes below are not listed
 GONE = {"host": "the host"}  # of causes, where the word alone does not read well
@@ -453,7 +455,8 @@ def _compare(answers: Sequence[Answer], layout: Terminal) -> Iterator[Part]:
     yield compared
     yield from _by_kind(answers, layout.width)
     yield from _coverage(first)
-    yield Notes(list(rests_on(runs, any(c.title == WAITS for c in compared.columns))))
+    rests = rests_on(runs, any(c.title == WAITS for c in compared.columns))
+    yield Notes([(SLOWER, "share of cases in which it is slower than the fastest"), *rests])
 
 
 def rests_on(
@@ -488,6 +491,7 @@ def comparison(answers: Sequence[Answer], width: int = 80) -> Table:
     def times(x: tuple[str, Answer]) -> str:
         return f"{x[1].latency_s / fastest:.2f}" if fastest else "-"
 
+    odds = {id(s): p for s, p in zip(answers, slower_than_fastest(answers), strict=True)}
     waits = of(WAITS, "%", lambda s: share(s.timeline.gaps_s, s.latency_s))
     return Table(
         list(zip(run_names(answers), answers, strict=True)),
@@ -496,6 +500,7 @@ def comparison(answers: Sequence[Answer], width: int = 80) -> Table:
             Column("latency", "s", value=lambda x: x[1].latency_s, digits=4),
             Column("80 % of cases", "s", text=ends, drop=4),
             Column("x fastest", "number", text=times),
+            of(SLOWER, "%", lambda s: odds[id(s)], 3),
             *([waits] * any(s.timeline.gaps_s > 0.01 * s.latency_s for s in answers)),
             of("runs/s", "1/s", lambda s: 1 / s.latency_s if s.latency_s else None, 2),
             of("launches", "count", lambda s: s.launches, 1),

@@ -367,7 +367,7 @@ def test_one_gpu_replays_as_its_timeline(profile: str):
     """The host included: here it holds the device up, or launches one graph."""
     s = encoder(profile=profile)
     kernels = s.timeline.marks.ends[-1]
-    assert replay(files(s)) == pytest.approx(1e6 * kernels, rel=0.002)
+    assert replay(files(s)) == pytest.approx(1e6 * kernels, rel=0.002, abs=0.5 + 1e-6)
 
 
 def test_ranks_that_wait_for_what_they_send_replay_as_their_timeline():
