@@ -50,8 +50,9 @@ class Legalize(Pass):
     A copy that transposes goes by tiles, unless `tiled` is false: then it and maps of operands that
     lie differently, or broadcast, find one cell after another by strides, as PyTorch's elementwise
     kernels do (aten/src/ATen/native/cuda/CUDALoops.cuh, launch_legacy_kernel).
-    With `sdpa` attention is a call of PyTorch's scaled_dot_product_attention; with `triton`
-    reductions are kernels that a compiler wrote for their rows. `images` is the release of PyTorch
+    With `sdpa` attention is a call of PyTorch's scaled_dot_product_attention, by the kernel of the
+    library that `attention` names (`cudnn`) or by what PyTorch chooses, and group norms are its
+    kernels; with `triton` reductions are kernels that a compiler wrote for their rows. `images` is the release of PyTorch
     whose kernels resample and pool images, where such do.
     """
 
