@@ -52,8 +52,8 @@ class Legalize(Pass):
     kernels do (aten/src/ATen/native/cuda/CUDALoops.cuh, launch_legacy_kernel).
     With `sdpa` attention is a call of PyTorch's scaled_dot_product_attention, by the kernel of the
     library that `attention` names (`cudnn`) or by what PyTorch chooses, and group norms are its
-    kernels; with `triton` reductions are kernels that a compiler wrote for their rows. `images` is the release of PyTorch
-    whose kernels resample and pool images, where such do.
+    kernels; with `triton` reductions are kernels that a compiler wrote for their rows. `images` is
+    the release of PyTorch whose kernels resample and pool images, where such do.
     """
 
     absorb: bool = True
