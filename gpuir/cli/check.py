@@ -50,7 +50,7 @@ class ModelCheck(options.Runs):
 
 @request(ModelCheck)
 def command(asked: ModelCheck) -> None:
-    """Run MODEL on this machine, and show measured beside predicted times.
+    """Run MODEL here, and show measured beside predicted times.
 
     PyTorch runs programs and configs (--profile eager or compiled), onnxruntime runs ONNX files.
     The table has a row for each kernel. As CSV it is what `gpuir calibrate --table` reads.

@@ -131,7 +131,7 @@ def check_ahead(path: str | None, folder: bool = False) -> None:
 
 
 # options that name what is written
-OUTPUTS = ("output", "out", "plot", "json_path", "resume", "store")
+OUTPUTS = ("output", "out", "page", "plot", "json_path", "resume", "store")
 
 
 def _outputs() -> Iterator[str]:

@@ -59,8 +59,8 @@ MOMENT_OPS, SCALE_OPS = 30.0, 20.0  # lane instructions of a cell in each of the
 AGREE_OPS = 500.0  # of a thread, until the threads of a block have one mean and variance
 GROUP_LAUNCHES = 2  # beyond the first
 
-# Of the bandwidth that other rows reach, what PyTorch's running sums do, whose blocks wait after
-# every two cells a thread: 0.75 and 0.66 on L40S and H100, 0.91 on RTX A6000 (KernelBench, level 1,
+# Of the bandwidth that other rows reach, what PyTorch's running sums of several rows do, whose
+# blocks wait after every two cells a thread: 0.75 and 0.66 on L40S and H100, 0.91 on RTX A6000 (KernelBench, level 1,
 # problems 90, 91 and 93, rows of 32,768 cells).
 SCAN_SHARE = 0.78
 
@@ -180,7 +180,7 @@ def _memory_s(
         if work.is_of_columns and work.writes_rows:
             share = share * p["column share"]
     elif work.kind == "scan":
-        share = share * SCAN_SHARE
+        share = share * xp.where(work.extents["o"] > 1, SCAN_SHARE, 1.0)
     elif isinstance(work.detail, Channels) and work.detail.batch and not keeps_up(work, target):
         share = share * p["batch share"]
     dram_rate = s.put("dram rate", target.dram_bytes_per_s * share, "bytes/s")

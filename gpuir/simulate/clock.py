@@ -241,7 +241,7 @@ def _stretch(host: Host, items: Sequence[Launch], at: _At) -> _Stretch:
     before: list[float] = []
     for x in items:
         if x.op != op and module_s:
-            now += module_s * entered(op or "", x.op)
+            now += module_s * max(entered(op or "", x.op) - 1, 0)
         if x.empty:
             if x.op != op:
                 now += step if inside else host.between_s

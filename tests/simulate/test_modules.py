@@ -36,7 +36,7 @@ def test_modules_entered_on_the_way(before: str, after: str, count: int):
     assert entered(before, after) == count
 
 
-def test_each_takes_its_time_on_the_host():
+def test_each_but_the_ops_own_takes_its_time_on_the_host():
     graph = gpuir.analyze(load_text(GRAPH), "a100", profile="eager").graph
     profile = gpuir.load_profile("eager")
 
@@ -44,4 +44,4 @@ def test_each_takes_its_time_on_the_host():
         host = replace(profile.host, module_s=module_s)
         return timeline(graph, replace(profile, host=host)).host_s
 
-    assert host_s(1e-3) - host_s(0.0) == pytest.approx(6e-3)
+    assert host_s(1e-3) - host_s(0.0) == pytest.approx(4e-3)

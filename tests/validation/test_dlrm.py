@@ -69,7 +69,7 @@ def test_no_table_has_a_gradient_and_each_tensor_has_launches(step: gpuir.Graph)
 def test_an_iteration_is_two_spans_and_the_loss_ends_the_first(step: gpuir.Graph):
     first, second = recommenders.spans(step)
     assert (*first.nodes, *second.nodes) == step.nodes
-    assert first.nodes[-1].locs == ("Dlrm:loss/binary_cross_entropy",)
+    assert first.nodes[-1].locs == ("Dlrm:loss/binary_cross_entropy.mean",)
     assert recommenders.is_clearing(second.nodes[0])
 
 

@@ -57,7 +57,11 @@ class ChannelsLast(Pass):
                 case _:
                     return None
 
-        return with_rows_back(rewrite(g, convolve))
+        lies_so = any(
+            v.type.is_channels_last for v in (*g.inputs, *g.params)
+        )  # eager's results do too
+        made = rewrite(g, convolve)
+        return made if lies_so else with_rows_back(made)
 
 
 def with_rows_back(g: Graph) -> Graph:
