@@ -60,8 +60,8 @@ AGREE_OPS = 500.0  # of a thread, until the threads of a block have one mean and
 GROUP_LAUNCHES = 2  # beyond the first
 
 # Of the bandwidth that other rows reach, what PyTorch's running sums of several rows do, whose
-# blocks wait after every two cells a thread: 0.75 and 0.66 on L40S and H100, 0.91 on RTX A6000 (KernelBench, level 1,
-# problems 90, 91 and 93, rows of 32,768 cells).
+# blocks wait after every two cells a thread: 0.75 and 0.66 on L40S and H100, 0.91 on RTX A6000
+# (KernelBench, level 1, problems 90, 91 and 93, rows of 32,768 cells).
 SCAN_SHARE = 0.78
 
 FACTORS = table("factors/rows", Factor)
