@@ -76,7 +76,8 @@ class Host:
     `call_s` before its first op, and so does one of its backward pass and one of its optimizer;
     before the first comes `param_s` for each weight and buffer, what guards and checks of arguments
     take; a trip of a loop of the model takes `trip_s`, and a module that the forward pass enters
-    on its way from one op to the next `module_s`, but for one: T1 is of ops in modules of their own.
+    on its way from one op to the next `module_s`, but for one: ops of T1 are in modules of their
+    own.
 
     With `graph` each such call is one launch, of a CUDA graph, to which each kernel adds `graph_s`.
     `queue` launches may wait for the device before the host does. In 80 % of cases the host takes

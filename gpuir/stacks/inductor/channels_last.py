@@ -57,11 +57,10 @@ class ChannelsLast(Pass):
                 case _:
                     return None
 
-        lies_so = any(
-            v.type.is_channels_last for v in (*g.inputs, *g.params)
-        )  # eager's results do too
         made = rewrite(g, convolve)
-        return made if lies_so else with_rows_back(made)
+        if any(v.type.is_channels_last for v in (*g.inputs, *g.params)):
+            return made  # so do eager mode's results
+        return with_rows_back(made)
 
 
 def with_rows_back(g: Graph) -> Graph:
