@@ -21,7 +21,7 @@ MODES = {"bicubic": "cubic", "bilinear": "linear", "nearest": "nearest"}
 
 
 def costed(reads: str, gives: str, op: str, target="h200-sxm", profile="eager"):
-    text = f'graph @g of pytorch under {profile} {{\n{reads}\n  %y: {gives} = {op} at "m:op"\n'
+    text = f'graph @g of pytorch under "{profile}" {{\n{reads}\n  %y: {gives} = {op} at "m:op"\n'
     return gpuir.analyze(load_text(text + "  out %y\n}\n"), target=target, profile=profile).graph
 
 
