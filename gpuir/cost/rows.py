@@ -196,7 +196,8 @@ def keeps_up(work: Work, target: Target) -> bool:
     """Whether blocks of a norm over a batch have enough bytes under way for the memory: those of
     f32, twice as many as of 16 bits, for GDDR (KernelBench, level 1, problem 33: 0.74 of L40S's
     bandwidth and 0.83 of RTX A6000's, 0.39 of A100's and 0.41 of H100's)."""
-    return work.dtype.bits >= 32 and not target.dram.kind.startswith("HBM")
+    cells = [float(np.min(o.cell_bytes)) for o in work.operands if {"o", "r"} <= {*o.dims}]
+    return not target.dram.kind.startswith("HBM") and min(cells, default=0) >= 4
 
 
 def _put_features(s: Sheet, nest: TiledNest, waves: Number, steps: Number) -> None:
