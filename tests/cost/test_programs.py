@@ -19,7 +19,7 @@ nn = torch.nn
 
 class Called(nn.Module):
     def __init__(self, call: Callable[..., Any]) -> None:
-        super().__init__()
+        super().__init__()  # pyright: ignore[reportUnknownMemberType]
         self.call = call
 
     def forward(self, *args: Any) -> Any:
