@@ -16,7 +16,7 @@ from gpuir.report.modules import modules
 from gpuir.report.names import node_name
 from gpuir.report.order import slower_than_fastest
 from gpuir.report.table import Column, Heading, Notes, Part, Report, Table
-from gpuir.report.units import percent, quantity, rate, share
+from gpuir.report.units import between, percent, quantity, rate, share
 from gpuir.targets.host import load_host
 from gpuir.targets.profile import Profile, load_profile
 
@@ -485,9 +485,6 @@ def comparison(answers: Sequence[Answer], width: int = 80) -> Table:
     def of(title: str, unit: str, read: Callable[[Answer], object], drop: int = 0) -> Column:
         return Column(title, unit, value=lambda x: read(x[1]), drop=drop)
 
-    def ends(x: tuple[str, Answer]) -> str:
-        return " to ".join(quantity(end, "s") for end in x[1].interval or ())
-
     def times(x: tuple[str, Answer]) -> str:
         return f"{x[1].latency_s / fastest:.2f}" if fastest else "-"
 
@@ -498,7 +495,7 @@ def comparison(answers: Sequence[Answer], width: int = 80) -> Table:
         (
             Column(what, value=lambda x: x[0], least=_names(width), elided=True),
             Column("latency", "s", value=lambda x: x[1].latency_s, digits=4),
-            Column("80 % of cases", "s", text=ends, drop=4),
+            Column("80 % of cases", "s", text=lambda x: between(x[1].interval), drop=4),
             Column("x fastest", "number", text=times),
             of(SLOWER, "%", lambda s: odds[id(s)], 3),
             *([waits] * any(s.timeline.gaps_s > 0.01 * s.latency_s for s in answers)),

@@ -8,7 +8,7 @@ from typing import Any
 from gpuir.backends.structured import record
 from gpuir.report.check import Check, CheckedKernels, params_of
 from gpuir.report.table import Column, Heading, Notes, Part, Report, Table, fields
-from gpuir.report.units import quantity
+from gpuir.report.units import between, quantity
 from gpuir.text import show
 
 CAUSES = 3  # kinds of kernels that explain the difference
@@ -36,7 +36,7 @@ def _whole(c: Check) -> Iterator[tuple[str, str]]:
     t, a = c.trial, c.answer
     runs = f"lower quartile of {t.runs:,} runs, quartiles {100 * t.spread:.0f} % apart"
     yield "measured", f"{quantity(t.seconds, 's')} by {t.by} ({runs})"
-    ends = f", 80 % interval {_interval(a.interval)}" if a.interval else ""
+    ends = f", 80 % interval {between(a.interval)}" if a.interval else ""
     yield "predicted", f"{quantity(a.latency_s, 's')} ({_error(c.ratio)}){ends}{_verdict(c)}"
     inside, known = c.inside
     if known:
@@ -52,10 +52,6 @@ def _verdict(c: Check) -> str:
 def _error(ratio: float) -> str:
     """How far off the prediction is, given measured over predicted."""
     return f"{100 * (1 / ratio - 1):+.1f} %"
-
-
-def _interval(ends: tuple[float, float] | None) -> str:
-    return " to ".join(quantity(end, "s") for end in ends or ())
 
 
 def _causes(c: Check) -> Iterator[tuple[str, str]]:
@@ -80,7 +76,7 @@ def _table(c: Check, rows: Sequence[CheckedKernels], top: int | None = None, mor
         (
             Column("measured", "s", "measured_s", text=took),
             Column("predicted", "s", "predicted_s", blank=""),
-            Column("80 %", text=lambda x: _interval(x.interval), drop=1),
+            Column("80 %", text=lambda x: between(x.interval), drop=1),
             Column("ratio", "x", "ratio", text=lambda x: f"x{x.ratio:.2f}" if x.ratio else ""),
             Column("kernel", text=lambda x: f"{x.kind} {x.shape}".rstrip(), least=24, drop=2),
             Column("layer", "", "name", least=24, elided=True),

@@ -13,7 +13,7 @@ from gpuir.report.diff import BudgetCheck, Diff, KernelChange
 from gpuir.report.equal import pattern
 from gpuir.report.saved import METRICS, SavedKernel
 from gpuir.report.table import Column, Heading, Notes, Part, Report, Table, fields
-from gpuir.report.units import percent, quantity
+from gpuir.report.units import between, percent, quantity
 
 
 def diff_report(diffs: Sequence[Diff], checks: Sequence[BudgetCheck], top: int = 15) -> Report:
@@ -59,9 +59,7 @@ def uncertainty(d: Diff) -> str:
     """What the change of latency is beside the error of the predictions."""
     if d.old.values["latency"] == d.new.values["latency"] or d.overlap is None:
         return ""
-    ends = [
-        " to ".join(quantity(end, "s") for end in run.interval_s or ()) for run in (d.old, d.new)
-    ]
+    ends = [between(run.interval_s) for run in (d.old, d.new)]
     verdict = "within the error" if d.overlap else "beyond the error"
     return f"{verdict}: {ends[0]}, then {ends[1]} in 80 % of cases"
 

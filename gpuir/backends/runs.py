@@ -10,7 +10,7 @@ from gpuir.backends.structured import record
 from gpuir.report.answer import Answer, RunPart
 from gpuir.report.parts import ASSUMED
 from gpuir.report.table import Column, Heading, Notes, Part, Report, Table, fields
-from gpuir.report.units import percent, quantity, rate, share
+from gpuir.report.units import between, percent, quantity, rate, share
 
 
 def runs_report(answers: Sequence[Answer]) -> Report:
@@ -40,7 +40,7 @@ def _head(s: Answer) -> Iterator[tuple[str, str]]:
     where = "" if s.fits else ", were there enough memory"
     yield "latency", f"{quantity(s.latency_s, 's', 4)}{where}, {throughput(s)}"
     if s.interval is not None:
-        yield "interval", f"{_ends(s)} in 80 % of cases"
+        yield "interval", f"{between(s.interval)} in 80 % of cases"
     if s.tokens and s.tokens_per_s:
         yield "tokens", f"{s.tokens:,} generated, {rate(s.tokens_per_s)}/s"
     busy = f"busy {percent(s.busy_s, s.latency_s)} of the time"
@@ -59,10 +59,6 @@ def _head(s: Answer) -> Iterator[tuple[str, str]]:
     yield "try", "gpuir analyze on one of the parts: its kernels"
 
 
-def _ends(s: Answer) -> str:
-    return " to ".join(quantity(end, "s") for end in s.interval or ())
-
-
 def _bound(s: Answer) -> str:
     return "host" if s.is_host_bound else s.bound or ""
 
@@ -76,7 +72,7 @@ def _parts(s: Answer) -> Table:
             Column("share", "%", value=lambda x: share(x.latency_s, s.latency_s)),
             Column("times", "count", "times"),
             Column("each", "s", value="each.latency_s", digits=4),
-            Column("80 %", text=lambda x: _ends(x.each), drop=2),
+            Column("80 %", text=lambda x: between(x.each.interval), drop=2),
             Column("device", "s", value="each.device_s", drop=1),
             Column("memory", "bytes", value="each.reserved_bytes", drop=3),
             Column("bound", value=lambda x: _bound(x.each)),
@@ -100,7 +96,7 @@ def _compare(answers: Sequence[Answer]) -> Iterator[Part]:
         (
             Column("target", value=lambda x: x[0], least=16, elided=True),
             Column("latency", "s", value=lambda x: x[1].latency_s, digits=4),
-            Column("80 % of cases", text=lambda x: _ends(x[1]), drop=3),
+            Column("80 % of cases", text=lambda x: between(x[1].interval), drop=3),
             Column("x fastest", "number", text=lambda x: f"{x[1].latency_s / fastest:.2f}"),
             *(of_part(i, x) for i, x in enumerate(answers[0].parts)),
             Column("to spare", "bytes", value=lambda x: x[1].spare_bytes, drop=2),

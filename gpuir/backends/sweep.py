@@ -10,7 +10,7 @@ from gpuir.backends.structured import record
 from gpuir.plan.sweep import SizeSeries, SweepAnswers
 from gpuir.report.answer import Answer, Dims
 from gpuir.report.table import Column, Heading, Notes, Part, Report, Table, fields
-from gpuir.report.units import percent, quantity, rate, share, usd
+from gpuir.report.units import between, percent, quantity, rate, share, usd
 
 DETAILED = 6  # series, up to which each has a table of its own
 
@@ -37,7 +37,7 @@ def _tables(s: SweepAnswers) -> Iterator[Part]:
                     for name, _ in s.axes
                 ),
                 Column("latency", "s", "latency_s"),
-                Column("80 %", text=_interval, drop=1),
+                Column("80 %", text=lambda p: between(p.interval), drop=1),
                 Column(f"{unit(s)}/s", "1/s", "items_per_s"),
                 Column("memory", "bytes", "reserved_bytes", drop=2),
                 Column("", value=lambda p: ", ".join(_notes(of[id(p)], p))),
@@ -45,11 +45,6 @@ def _tables(s: SweepAnswers) -> Iterator[Part]:
         )
     if lines := [x for x in _verdict(s) if x[0] in ("refused", "assumed", "")]:
         yield Notes(lines)
-
-
-def _interval(p: Answer) -> str:
-    """Between what most measurements are expected."""
-    return " to ".join(quantity(n, "s") for n in p.interval or ())
 
 
 def _parts(s: SweepAnswers) -> Iterator[Part]:

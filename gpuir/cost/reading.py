@@ -22,7 +22,7 @@ from gpuir.cost.lookup import rows_missed, rows_named
 from gpuir.cost.pixels import threads_of
 from gpuir.cost.routing import mixture
 from gpuir.cost.sheet import Number
-from gpuir.cost.sized import attended, by_cudnn, by_sdpa, contracted, pointwise, shape_of
+from gpuir.cost.sized import attended, by_library, contracted, pointwise, shape_of
 from gpuir.cost.work import (
     SECTOR_BYTES,
     CellByCell,
@@ -382,13 +382,7 @@ def _attention(op: k.Attention, space: Space, operands: list[Operand]) -> Work:
     each = SOFTMAX_LANE_OPS + (LANE_OPS["tanh"] if one.softcap else 0.0)
     density = density_of(op)
     found = attended(space.dims, operands, op.compute_dtype, detail, density, score_ops=each)
-    match op.library:
-        case "sdpa":
-            return by_sdpa(found, is_masked(op))
-        case "cudnn":
-            return by_cudnn(found)
-        case library:
-            return replace(found, kind=library)
+    return by_library(found, op.library, is_masked(op))
 
 
 def _conversions(op: k.Conv) -> tuple[Work, ...]:

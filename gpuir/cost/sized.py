@@ -274,6 +274,17 @@ def by_sdpa(work: Work, masked: bool) -> Work:
     return replace(work, detail=replace(heads, call=call), density=density)
 
 
+def by_library(work: Work, library: str, masked: bool) -> Work:
+    """An attention by a kernel of that library (`ops.kernel.LIBRARIES`), with a mask or without."""
+    match library:
+        case "sdpa":
+            return by_sdpa(work, masked)
+        case "cudnn":
+            return by_cudnn(work)
+        case _:
+            return replace(work, kind=library)
+
+
 def by_cudnn(work: Work) -> Work:
     """An attention of cuDNN, whose kernels are not public: taken for FlashAttention's, and of one
     query for FlashInfer's, which its times on A100 are most like."""
@@ -336,12 +347,8 @@ def attention(
     )
     density = density_of(queries, keys, causal, window)
     found = replace(attended(extents, operands, dtype, detail, density), math=math)
-    if library == "cudnn":
-        return by_cudnn(found)
-    if library != "sdpa":
-        return replace(found, kind=library)
     past = causal and bool(np.any(np.not_equal(queries, keys) & np.greater(queries, 1)))
-    return by_sdpa(found, past or bool(np.any(is_windowed)))
+    return by_library(found, library, past or bool(np.any(is_windowed)))
 
 
 def density_of(queries: Number, keys: Number, causal: bool, window: Number = 0) -> Number:

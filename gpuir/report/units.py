@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import floor, isfinite, log10
 from typing import Any
 
@@ -42,6 +43,11 @@ def quantity(value: float, unit: str, digits: int = 3) -> str:
         power += 1
         text = significant(value / 1000.0**power, digits)
     return f"{text} {PREFIXES[power]}{SHORT.get(unit, unit)}"
+
+
+def between(ends: Sequence[float] | None) -> str:
+    """An interval of seconds: `2.70 ms to 4.71 ms`; nothing where there is none."""
+    return " to ".join(quantity(end, "s") for end in ends or ())
 
 
 def significant(value: float, digits: int = 3) -> str:
