@@ -24,6 +24,7 @@ from gpuir.cost.routing import mixture
 from gpuir.cost.sheet import Number
 from gpuir.cost.sized import attended, by_library, contracted, pointwise, shape_of
 from gpuir.cost.work import (
+    BY_CELL,
     SECTOR_BYTES,
     CellByCell,
     Channels,
@@ -359,7 +360,7 @@ def _product(op: k.Product, space: Space, operands: list[Operand]) -> Work:
         return _by_cudnn(op, replace(found, detail=_window(op)))
     assert isinstance(op, k.Gemm)
     between = None if op.between is None else Looped(real(op.between))
-    return replace(found, detail=between)
+    return replace(found, detail=between, form=BY_CELL if op.by_cell else "")
 
 
 def _attention(op: k.Attention, space: Space, operands: list[Operand]) -> Work:

@@ -28,7 +28,7 @@ from gpuir.cost.nest import (
     missed,
 )
 from gpuir.cost.sheet import Factor, Number, Sheet
-from gpuir.cost.work import Looped, Timed, Work
+from gpuir.cost.work import BY_CELL, Looped, Timed, Work
 from gpuir.ir.errors import TargetError
 from gpuir.ir.types import f32
 from gpuir.targets.target import Target
@@ -58,6 +58,17 @@ BESIDE = 0.5
 # copies need (CUDA C++ Programming Guide). Assumed: no such rows are in the tables.
 UNALIGNED = 2.0
 ALIGNED_BYTES = 16
+
+# How many times as long products take whose rows of 16 bits have an odd number of cells: cuBLAS has
+# kernels of Turing's kind for them, which load a cell at a time and copy nothing asynchronously
+# (`cutlass_75_tensorop_f16_s1688gemm_f16_128x256_tn_align1`). GPT-2's logits on a T4 take 2.38 and
+# 2.35 times as long for 50,257 words as for a multiple of 64 (cuBLAS 12.8, 13,700 and 14,976 rows;
+# winterstar67's notes on kernel selection, 2026); 248,077 words for 16 tokens on an A100 take 1.67
+# ms (pegainfer pull request 1046, 2026), 1.5 times what the formulas have for aligned ones; padding
+# the words of a GPT-2 in f16 makes it 30 % faster there (intel/torch-xpu-ops issue 1129). Hopper is
+# as fast on odd rows (float8_experimental pull request 145: 8193 x 5008 x 2501, 509 Tflop/s). Loads
+# take as long as products do at the full rate; where the units have half of it, half as long.
+BY_CELL_TIMES = 2.0
 
 
 # Matrix units at half their rate wait for nothing else: Nsight Compute shows them 95.7 % busy in a
@@ -158,7 +169,11 @@ def _compute(x: FormulaInputs, peak: Number) -> Number:
         (clocked, still + rounds * steps * step.still),
     )
     slower = _slower(x, busy, sums)
-    return s.put("at the power of the board", busy * slower, "s")
+    at_power = s.put("at the power of the board", busy * slower, "s")
+    if work.form != BY_CELL or unit != "mma":
+        return at_power
+    loads = (BY_CELL_TIMES - 1) * (0.5 if is_halved(target, work.rate_dtype) else 1.0)
+    return s.put("with loads of one cell each", at_power * (1 + loads), "s")
 
 
 @dataclass(frozen=True)
@@ -260,6 +275,8 @@ def _stage_bytes(work: Work, tm: Number, tn: Number, tk: Number) -> Number:
 
 def _misaligned(s: Sheet, work: Work) -> Number:
     """How much longer loads take for rows, along k or along n, that start anywhere."""
+    if work.form == BY_CELL:
+        return 1.0
     cell = work.dtype.bits / 8
     ragged: Number = 0.0
     for d in ("k", "n"):

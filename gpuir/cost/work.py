@@ -21,6 +21,8 @@ from gpuir.targets.target import Pipe
 # for the whole block, `streamed` straight to registers, `kept` in constant memory, or `written`.
 Staging = Literal["staged", "held", "streamed", "kept", "written"]
 
+BY_CELL = "of odd rows"  # what `Work.form` says of products whose loads are a cell each
+
 SECTOR_BYTES = 32  # the least a cache fetches: CUDA C++ Best Practices Guide, coalesced access
 
 

@@ -247,13 +247,15 @@ class Gemm(Product):
 
     A batch that shares its right operand is more rows: b is 1 and m counts them all. `order` is the
     memory order the result is written in. In a loop that keeps its right operand, `between` is how
-    many bytes the rest of a trip moves until the next reads it.
+    many bytes the rest of a trip moves until the next reads it. With `by_cell` the library's kernel
+    loads one cell at a time, as rows of 16 bits with an odd number of cells need.
     """
 
     name: ClassVar[str] = "k.gemm"
     holds: ClassVar[tuple[type[Op], ...]] = (t.Matmul,)
     order: tuple[int, ...] = ()
     between: int | None = None
+    by_cell: bool = False
 
     @property
     def product(self) -> t.Matmul:
@@ -265,6 +267,17 @@ class Gemm(Product):
 
     def types(self) -> tuple[TensorType, ...]:
         return _ordered(super().types(), self.order)
+
+    @property
+    def has_odd_rows(self) -> bool:
+        """Whether rows of an operand or of the result, as they lie, are an odd number of cells of
+        16 bits: then most begin at no multiple of 4 bytes. A product of one row or column has no
+        tile to load."""
+        *_, m, n = self.product.result_types[0].shape
+        if self.compute_dtype.bits != 16 or m == 1 or n == 1:
+            return False
+        rows = (*(v.type for v in self.factors), self.types()[0])
+        return any(x.shape[x.order[-1] if x.order else -1] % 2 for x in rows)
 
     @property
     def is_flat(self) -> bool:

@@ -43,7 +43,8 @@ class Legalize(Pass):
     joining kernels do too, and of convolutions where channels are innermost; there results lie in
     memory as operands do, and what wants rows packed copies them first. A transpose that alone
     reads a product's result is written by that kernel in its own order, unless `absorb` is false:
-    then it is a copy, as where each operator of a program is run by itself. Neither is done where
+    then it is a copy, as where each operator of a program is run by itself, and no product is
+    padded, as compilers do. Neither is done where
     a product by one matrix, of all rows of a batch, would come apart into small ones. With
     `strides` false operators give each other packed tensors, as in onnxruntime: reshapes alone are
     views, and transposes of the last two axes that products read.
@@ -158,7 +159,9 @@ class _Legalizer:
             if not self.options.absorb and not isinstance(
                 kernel, k.Attention | k.AttentionGradient
             ):
-                return kernel  # libraries' attention puts tokens before heads by itself
+                # libraries' attention puts tokens before heads by itself
+                odd = isinstance(kernel, k.Gemm) and kernel.has_odd_rows
+                return replace(kernel, by_cell=True) if odd else kernel
             orders = tuple(map(self.written_order, node.results))
             if isinstance(kernel, k.Attention) and self.options.sdpa and not kernel.product.block:
                 kernel = replace(kernel, library=self.options.attention or "sdpa")

@@ -12,7 +12,7 @@ from gpuir.cost.families import family_of
 from gpuir.cost.sheet import Sheet
 from gpuir.cost.sized import gemm
 from gpuir.cost.tile import needs, predict
-from gpuir.cost.work import Looped, Timed, Work
+from gpuir.cost.work import BY_CELL, Looped, Timed, Work
 from gpuir.ir.errors import TargetError
 from gpuir.ir.types import bf16, f8e4m3, f16, i8
 from gpuir.targets.load import load_target, target_names
@@ -154,6 +154,17 @@ def test_rows_that_start_anywhere_load_longer():
     _, even = terms(gemm(1024, 1024, 1024, bf16))
     _, odd = terms(gemm(1024, 1024, 1023, bf16))
     assert odd["loads of a step"] == pytest.approx(tensor.UNALIGNED * even["loads of a step"])
+
+
+def test_odd_rows_are_loaded_cell_by_cell_but_on_hopper():
+    def longer(name: str) -> float:
+        target, work = load_target(name), gemm(8192, 50304, 768, f16)
+        even, odd = (terms(replace(work, form=form), target)[0] for form in ("", BY_CELL))
+        return float(odd.compute / even.compute)
+
+    assert longer("a100-sxm-80gb") == longer("t4") == pytest.approx(2)
+    assert longer("rtx3090") == pytest.approx(1.5)
+    assert longer("h100-sxm-80gb") == 1
 
 
 def test_few_blocks_share_out_k():
