@@ -153,15 +153,16 @@ OTHER = (
     r"vllm|tensorrt.?llm|trt.?llm|sglang|\btgi\b|text.generation|llama\.cpp|deepspeed|"
     r"tensorflow|keras|jax|flax|mxnet|paddle|caffe"
 )
+EAGER = "eager@2.11"  # the tables are of PyTorch before 2.12
 STACKS = (  # the first of these that a framework's name has
     (r"torch\.?compile|inductor|compiled", "compiled"),
     (r"tensorrt|\btrt\b", "tensorrt"),
     (r"onnx ?runtime|\bort\b", "ort"),
     (r"cuda ?graph", "cudagraph"),
-    (r"torch|transformers|hugging ?face|timm", "eager"),
+    (r"torch|transformers|hugging ?face|timm", EAGER),
     (r"triton", "tensorrt"),
 )
-PYTORCH = ("eager", "compiled", "cudagraph")
+PYTORCH = (EAGER, "compiled", "cudagraph")
 
 
 def stack_of(row: Row) -> str | None:
@@ -229,7 +230,7 @@ def job_of(row: Row, batch: int = 0) -> Job:
         seq = row.seq_len or (SEQ if squad else 0)
         if not seq:
             raise NotScored("no seq_len is stated")
-    fused = train or stack != "eager" or re.search("torch ?2|sdpa|flash", said)
+    fused = train or stack != EAGER or re.search("torch ?2|sdpa|flash", said)
     attention = "sdpa" if fused else "eager"  # written out, as transformers had it before 2024
     last = bool(re.search("nhwc|channels.last", said))
     return Job(name, batch, seq, train, stack, attention=attention, channels_last=last, **numbers)

@@ -232,7 +232,8 @@ class Profile(Sourced):
 
 @takes(name=PATH, target=of_type(Target, "a target", "gpuir.load_target('a100')"))
 def load_profile(name: str | Path, target: Target | None = None) -> Profile:
-    """The profile of a built-in name, of a `.toml` path, or of a plug-in's name; with `+tf32=none`
+    """The profile of a built-in name, of one with a release (`tensorrt@8.2`, by the profile that
+    describes it), of a `.toml` path, or of a plug-in's name; with `+tf32=none`
     behind it (`conv`, `products`, `all`) another rule than its own, behind that `+products=fp8`
     (`mxfp8`) products within layers in those floats, and behind that `+host=dgx-1` (or a `.toml`
     path) on that machine. Where no machine is named and its numbers are of the
@@ -406,12 +407,31 @@ def profile_names() -> tuple[str, ...]:
 def _find(name: str) -> Path:
     if is_path(name):
         return Path(name)
-    if name in _KIND.shipped:
-        return _KIND.shipped[name]
+    if (own := _of_release(name)) in _KIND.shipped:
+        return _KIND.shipped[own]
     plugins = installed("profiles")
     if name in plugins:
         return plugin_path(plugins[name], "profile")
     raise unknown("profile", name, profile_names())
+
+
+def _of_release(name: str) -> str:
+    """The built-in profile that describes a release, `tensorrt@8.2`: the one of the first release
+    from there on that has its own, `tensorrt@8.5`, or the newest, which has no number."""
+    stack, at, release = name.partition("@")
+    if not at or name in _KIND.shipped or stack not in _KIND.shipped:
+        return name
+    if not (asked := _numbers(release)):
+        return name
+    later = (x for x in _KIND.shipped if x.startswith(f"{stack}@"))
+    found = {n: x for x in later if (n := _numbers(x.partition("@")[2])) >= asked}
+    return found[min(found)] if found else stack
+
+
+def _numbers(release: str) -> tuple[int, ...]:
+    """`8.5` as numbers; empty where it is none."""
+    parts = release.split(".")
+    return tuple(map(int, parts)) if all(x.isdecimal() for x in parts) else ()
 
 
 def _tables(path: Path) -> Raw:

@@ -156,6 +156,29 @@ def test_no_such_file_or_name():
         load_profile("nowhere.toml")
 
 
+@pytest.mark.parametrize(
+    ("asked", "found"),
+    [
+        ("tensorrt@8.2", "tensorrt@8.5"),
+        ("tensorrt@8.5", "tensorrt@8.5"),
+        ("tensorrt@8.5.3", "tensorrt"),
+        ("tensorrt@10", "tensorrt"),
+        ("eager@2.9.1", "eager@2.11"),
+        ("eager@2.13", "eager"),
+        ("compiled@1.13", "compiled@2.1"),
+        ("ort@1.9+tf32=none+host=dgx-1", "ort@1.12"),
+    ],
+)
+def test_a_release_is_described_by_the_next_profile_from_it_on(asked, found):
+    assert load_profile(asked).name == found
+
+
+@pytest.mark.parametrize("name", ["tensorrt@", "tensorrt@new", "nobody@1", "eager@-1"])
+def test_a_release_is_a_number_of_a_stack(name):
+    with pytest.raises(TargetError, match="no profile is called"):
+        load_profile(name)
+
+
 def test_the_older_compiled_differs_in_what_is_attention_alone():
     old, new = load_profile("compiled@2.1"), load_profile("compiled")
     assert old.passes == new.passes.replace(" sdpa", " plain_attention") != new.passes

@@ -39,7 +39,8 @@ LAYOUTS = {
     **dict.fromkeys(("nchw", "channelsfirst", "contiguous"), False),
     **dict.fromkeys(("nhwc", "channelslast"), True),
 }
-PROFILES = {"eager": "eager", "train": "eager", "compile": "compiled", "cudagraph": "cudagraph"}
+EAGER = "eager@2.11"  # the tables are of PyTorch before 2.12
+PROFILES = {"eager": EAGER, "train": EAGER, "compile": "compiled", "cudagraph": "cudagraph"}
 # The tables of torch 2.9 are of models whose branches and batch norms had been merged into
 # convolutions (timm.utils.reparameterize_model).
 MERGED = "torch 2.9"
