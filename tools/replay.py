@@ -39,7 +39,10 @@ sys.path.insert(0, str(HERE.parent))
 MODELS = "replay_models.py"
 LIMIT = 1e-12  # relative
 SHOWN = 40
-STACKS = "eager,eager@2.12,compiled,compiled@2.1,cudagraph,ideal,ort,tensorrt,vllm,sglang,trtllm"
+STACKS = (
+    "eager,eager@2.11,compiled,compiled@2.1,cudagraph,ideal,ort,ort@1.12,tensorrt,tensorrt@8.5,"
+    "vllm,sglang,trtllm"
+)
 ALL = f"--target v100,a100,h100-sxm,b200,mi300x,cpu --profile {STACKS}"
 FEW = "--target a100,mi300x,cpu --profile eager,compiled,ort"
 # Lists that reports repeat: the numbers of a target and of a profile, as files of specs/ have them.

@@ -34,6 +34,7 @@ PASSES: Mapping[str, type[Pass]] = LazyTable(
         "optimizer": "gpuir.passes.optimizer:Optimizer",
         "shard": "gpuir.passes.shard.shard:ShardPass",
         "microbatch": "gpuir.passes.microbatch:Microbatch",
+        "attention_apart": "gpuir.stacks.attention_apart:AttentionApart",
         "math_attention": "gpuir.stacks.pytorch.math_attention:MathAttention",
         "experts_apart": "gpuir.stacks.pytorch.experts_apart:ExpertsApart",
         "masks": "gpuir.stacks.pytorch.masks:Masks",

@@ -70,19 +70,19 @@ class _Writer:
     def rule(self, n: Node, b: Builder) -> tuple[Value, ...] | None:
         match n.op:
             case t.Attention() as op if not is_fused(op):
-                step = _WrittenOut(op, b, n.locs)
+                step = WrittenOut(op, b, n.locs)
                 parts = step.parts()
                 if op.stats:
                     self.made[n.results[1].name] = parts
                 return step.results(parts)
             case t.AttentionGradient() as op if op.stats.name in self.made:
-                return _WrittenOut(op.direct(), b, n.locs).gradients(op, self.made[op.stats.name])
+                return WrittenOut(op.direct(), b, n.locs).gradients(op, self.made[op.stats.name])
             case _:
                 return None
 
 
 @dataclass(frozen=True)
-class _WrittenOut:
+class WrittenOut:
     """One attention. What PyTorch launches by itself has a location of its own."""
 
     op: t.Attention
