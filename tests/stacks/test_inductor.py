@@ -152,6 +152,20 @@ class Mean(nn.Module):
         return (x * x).mean()
 
 
+class Middle(nn.Module):
+    """A softmax and a maximum over a middle axis: no pointwise loop joins what it reads of them."""
+
+    def forward(self, x: Any) -> Any:
+        return x.softmax(1), x - x.amax(1, keepdim=True)
+
+
+class Long(nn.Module):
+    """A softmax of a few long rows: the largest and the sum of each part, of all, then the rows."""
+
+    def forward(self, x: Any) -> Any:
+        return x.softmax(1)
+
+
 def mlp() -> Any:
     return nn.Sequential(nn.Linear(64, 128), nn.GELU(), nn.Linear(128, 64), nn.LayerNorm(64))
 
@@ -187,6 +201,19 @@ def test_the_kernels_are_those_of_inductor(tool: Any, name: str) -> None:
         for side in (found.ours, found.theirs)
     )
     assert ours == theirs
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("build", "shape", "reductions"), [(Middle, (16, 64, 4096), 1), (Long, (16, 16384), 2)]
+)
+def test_softmaxes_that_no_loop_finishes(
+    tool: Any, build: Any, shape: tuple[int, ...], reductions: int
+) -> None:
+    """Inductor forgets whose a softmax's reductions are, so that their kinds alone are compared."""
+    found = tool.compare("softmax", build(), torch.zeros(shape))
+    ours, theirs = ([x.kind for x in side] for side in (found.ours, found.theirs))
+    assert ours == theirs == ["reduction"] * reductions + ["pointwise"]
 
 
 @pytest.mark.parametrize("sms", [20, 40, 108, 132])

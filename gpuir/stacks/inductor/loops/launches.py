@@ -92,8 +92,12 @@ def fits(a: LoopGroup, b: LoopGroup) -> bool:
 
 def is_own_index(at: Index, a: LoopGroup, b: LoopGroup) -> bool:
     """Whether what `a` writes is read by `b` in the trip that wrote it: cell by cell, in whatever
-    order its loops then run, or row by row."""
+    order its loops then run, or row by row. A pointwise loop over a row's cells between those of
+    other rows is none: Inductor leaves a reduction over a middle axis by itself (torch 2.13:
+    torch/_inductor/scheduler.py, fusable_read_and_write)."""
     moving = sorted((d for d in at.dims if d[1]), key=lambda d: -d[1])
+    if not b.is_reduction and len(moving) < len(at.dims) > 2:
+        return False
     step = 1
     for n, s in reversed(moving):
         if s != step:
