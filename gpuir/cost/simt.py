@@ -39,6 +39,14 @@ STEP = 8.0  # of k a step: the depth in sgemm_128x128x8, and of maxwell, volta a
 # of more rows takes no longer.
 SLACK = 0.25
 FEW_ROWS = 16.0
+# How much longer than the fastest a library's own kernel takes where no names were read. With each
+# architecture of the table left out in turn, and the kernels of another, the layers of A100, T4 and
+# V100 are 4 to 7 % slower than the fastest kernel, those of P100 and P4 18 to 23 %; torch.mm of
+# squares on later boards is 2 % slower (docs/validation/kernels.md, tile choice).
+UNREAD = 1.04
+# The share of the highest clock below which the voltage falls no more: V100, T4 (`voltage_floor` in
+# data/architectures.csv); an RTX 3090 from 1350 MHz down (noonghunna/club-3090, power limits).
+VOLTAGE_FLOOR = 0.7
 LEAST_DEPTH = 64.0  # of k that a split leaves a block: what the NeuSight GEMM table shows
 LINE_BYTES = 128.0  # of a cache line: CUDA C++ Programming Guide, compute capability 5.x on
 # Of k, from where few rows share a page: P100's layers slow down with the bytes of their input, not
@@ -79,6 +87,12 @@ def seconds(s: Sheet, work: Work, tiles: Tiles, target: Target, p: Mapping[str, 
     join_s = (p["split"] + p["split each"] * xp.log(tiles.split)) * 1e-6
     join_s = xp.where(tiles.split > 1.0, join_s, 0.0)
     latency_s = s.put("compute and memory at once", longer * slower * (both - 1.0), "s") + join_s
+    if target.vendor == "NVIDIA" and target.isa not in known_gpus("gemm"):
+        single = xp.where(cut.extents[0] > 1.0, 1.0, UNREAD)
+        unread = xp.where(cut.extents[1] > FEW_ROWS, single, 1.0)
+        s.put("the library's choice", unread, "", "over the fastest kernel: cost.simt.UNREAD")
+        compute_s, memory_s = compute_s * unread, memory_s * unread
+        latency_s = latency_s * unread
     return Terms(compute_s, memory_s, latency_s, work.products / peak)
 
 
@@ -234,7 +248,12 @@ def _slower(
     watts = s.put("power wanted", picojoules * 1e-12 / run_s, "W", "of flops, L2 and DRAM")
     slower = 1.0
     if target.tdp_w is not None:
-        excess = s.xp.maximum(1.0, watts / (target.tdp_w * (1.0 - p["idle"]))) ** p["bend"]
+        excess = s.xp.maximum(1.0, watts / (target.tdp_w * (1.0 - p["idle"])))
+        if bend := of_isa("gemm_bend", target.isa):
+            falls = excess * VOLTAGE_FLOOR ** (1.0 / bend - 1.0)  # with the clock alone
+            excess = s.xp.maximum(excess**bend, falls)
+        else:
+            excess = excess ** p["bend"]
         slower = 1.0 + (excess - 1.0) * run_s / (run_s + p["settle"] * 1e-3)
     return s.put("slower for lack of power", slower, "", "once the kernel outlasts `settle`")
 

@@ -237,3 +237,33 @@ def test_few_rows_take_no_longer_than_more(name: str):
         for few in (2.0, 4.0, 8.0, 16.0):
             one, eight = (predict(gemm(m, n, depth, f32), target).time_s[0] for m in (few, 8 * few))
             assert one <= 1.1 * eight
+
+
+def test_where_no_names_were_read_the_library_misses_the_fastest_kernel():
+    """By `UNREAD`, of one product with more than a few rows; batches have one kernel."""
+    h100 = load_target("h100-sxm-80gb")
+    for work, target, over in (
+        (gemm(1024, 1024, 1024, f32), h100, simt.UNREAD),
+        (gemm(8, 1024, 1024, f32), h100, 1.0),
+        (gemm(1024, 1024, 1024, f32, b=4), h100, 1.0),
+        (gemm(1024, 1024, 1024, f32), MI100, None),
+        (gemm(1024, 1024, 1024, f32), A100, None),
+    ):
+        _, values = terms(work, target)
+        assert values.get("the library's choice") == over
+
+
+def test_the_clock_falls_with_the_power_and_below_the_voltage_s_floor_with_all_of_it():
+    """Time as the excess of power to 0.4; from 0.7 of the clock on as the excess."""
+    work = gemm(16384, 16384, 16384, f32)
+
+    def slower(watts: float) -> float:
+        _, values = terms(work, replace(load_target("rtx5090"), tdp_w=watts))
+        return values["slower for lack of power"]
+
+    _, free = terms(work, replace(load_target("rtx5090"), tdp_w=None))
+    full = free["power wanted"] / (1 - FACTORS["idle"])
+    assert slower(1.01 * full) == 1.0
+    assert slower(0.7 * full) == pytest.approx(0.7**-0.4, rel=1e-2)
+    assert slower(0.2 * full) == pytest.approx(2 * slower(0.4 * full), rel=1e-2)
+    assert 0.2 * slower(0.2 * full) == pytest.approx(0.7**1.5, rel=1e-2)
