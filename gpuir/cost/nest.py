@@ -280,6 +280,20 @@ def board_watts(target: Target) -> float:
     return math.inf if target.tdp_w is None else target.tdp_w * (1 - IDLE_SHARE)
 
 
+# Of what GDDR6 without error codes gives, by the start of the memory's kind. A GB10 reads 223 to
+# 237 of its 273 GB/s (llama.cpp's 8-bit weights, mlx's products of one row: ggml-org/llama.cpp,
+# ml-explore/mlx pull 3137), and 218 were measured besides.
+READ_SHARE = {"LPDDR": 0.94}
+# The same of kernels that read and write: an RTX 5090 copies 1509 to 1529 of its 1792 GB/s, an RTX
+# 4090 with GDDR6X 921 of 1008.
+COPY_SHARE = {"LPDDR": 0.94, "GDDR7": 0.93}
+
+
+def memory_share(target: Target, shares: Mapping[str, float]) -> float:
+    """The one of `READ_SHARE` or `COPY_SHARE` that the target's memory has; 1 for others."""
+    return next((n for kind, n in shares.items() if target.dram.kind.startswith(kind)), 1.0)
+
+
 def missed(xp: Any, nbytes: Number, room: Number, edge: Number) -> Number:
     """The share of what comes round again after `nbytes` that a cache no longer has: nothing up to
     its room, all from `edge` times as much more on."""

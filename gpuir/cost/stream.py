@@ -15,6 +15,7 @@ from gpuir.cost import lookup
 from gpuir.cost.data import of_isa, table
 from gpuir.cost.family import Family, Terms
 from gpuir.cost.nest import (
+    COPY_SHARE,
     FULL_REGISTERS,
     Tiles,
     cut,
@@ -22,6 +23,7 @@ from gpuir.cost.nest import (
     is_partitioned,
     kept_bytes,
     library_block,
+    memory_share,
     residents,
 )
 from gpuir.cost.power import sustained
@@ -192,7 +194,8 @@ def drawn(s: Sheet, blocks: Number, target: Target, p: Mapping[str, Number]) -> 
 def dram_share(target: Target, p: Mapping[str, Number]) -> Number:
     """The share of the listed DRAM bandwidth that streams reach."""
     if not target.dram.kind.startswith("HBM"):
-        return p["gddr share" if target.dram.ecc else "plain gddr share"]
+        share = p["gddr share" if target.dram.ecc else "plain gddr share"]
+        return share * memory_share(target, COPY_SHARE)
     if target.vendor == "AMD":
         return p["amd hbm share"]
     return p["hbm share"] * of_isa("hbm_share", target.isa)

@@ -17,6 +17,7 @@ import numpy as np
 from gpuir.cost.data import of_isa, table, tiles_of
 from gpuir.cost.family import Family, FormulaInputs, Terms
 from gpuir.cost.nest import (
+    READ_SHARE,
     Tiles,
     board_watts,
     copies_asynchronously,
@@ -25,6 +26,7 @@ from gpuir.cost.nest import (
     is_partitioned,
     kept_bytes,
     l2_drawn,
+    memory_share,
     missed,
 )
 from gpuir.cost.sheet import Factor, Number, Sheet
@@ -43,7 +45,9 @@ LEAST_STEPS = 4  # assumed: of each of those blocks
 NEWTON = 5  # steps to the clock that power feeds, which is then right to the last digits
 LEAST_S = 1e-12  # of it, and of what it needs: of kernels without products
 JOULES_HZ = 1.41e9  # the clock that factors `joules` are of: A100's (NVIDIA A100 whitepaper)
-OF_12_NM = ("sm_70", "sm_75")  # NVIDIA V100 and Turing whitepapers: TSMC 12 nm FFN
+# Architectures with mma that take other joules for a flop than A100 and L40S at the same clock:
+# `matrix_j` of data/architectures.csv has what, over sm_80's.
+OF_OTHER_JOULES = ("sm_70", "sm_75", "sm_12")
 CLUSTER_READS = 0.75  # assumed: blocks in pairs, one operand of two read once for both
 
 # Copies of a layer, each with its own weights, that take turns in the measurements (README of the
@@ -106,7 +110,8 @@ def seconds(s: Sheet, work: Work, tiles: Tiles, target: Target, p: Mapping[str, 
     compute = _compute(x, peak)
 
     dram_bytes = s.put("dram bytes", _dram_bytes(x, area, down, across), "bytes")
-    memory = dram_bytes / (target.dram_bytes_per_s * p[f"dram share {_memory(target)}"])
+    read = memory_share(target, READ_SHARE) * p[f"dram share {_memory(target)}"]
+    memory = dram_bytes / (target.dram_bytes_per_s * read)
     memory = s.put("from and to dram", memory, "s")
     flow = s.put("every operand once from dram", work.nbytes / target.dram_bytes_per_s, "s")
     ramp = p[f"ramp clocks {way}"] / target.clock_hz * flow / (flow + 1e-6)
@@ -141,7 +146,8 @@ def _compute(x: FormulaInputs, peak: Number) -> Number:
     unit, age, way = _ways(work, target)
     tm, tn = tiles.along("m", work, s), tiles.along("n", work, s)
     idle = xp.ceil(waves) - waves
-    rounds = xp.maximum(1.0, waves + p[f"tail {way}"] * idle)
+    lost = 1.0 if _is_bound(work, target) else p[f"tail {way}"]
+    rounds = xp.maximum(1.0, waves + lost * idle)
     rounds = s.put("rounds of the busiest SM", rounds, "", "waves, with the last one's idle share")
     at_work = s.put("SMs at work", s.values["blocks"] / rounds, "", "on average, of all rounds")
     share = p[f"l2 share {age}"] / at_work
@@ -174,6 +180,13 @@ def _compute(x: FormulaInputs, peak: Number) -> Number:
         return at_power
     loads = (BY_CELL_TIMES - 1) * (0.5 if is_halved(target, work.rate_dtype) else 1.0)
     return s.put("with loads of one cell each", at_power * (1 + loads), "s")
+
+
+def _is_bound(work: Work, target: Target) -> bool:
+    """Whether the matrix units are all that an SM's blocks wait for: mma at half its rate. Then a
+    block has nothing to gain from an SM of its own, and a last wave takes as long as any other:
+    torch.mm on GeForce boards (specs/measurements/torch-mm.csv)."""
+    return instruction(target) == "mma" and is_halved(target, work.rate_dtype)
 
 
 @dataclass(frozen=True)
@@ -291,11 +304,11 @@ def flop_joules(target: Target, p: Mapping[str, Number], bits: int) -> Number:
     Voltage rises with the clock: where power goes as the clock to the power of 1 / bend, joules go
     as the clock to one less (Dennard and others, IEEE JSSC 9(5), 1974: energy as the voltage
     squared). By the instruction: A100 (7 nm) and L40S (4 nm), both with mma, differ by 8 % at one
-    clock. The 12 nm of before sm_80 takes more, as `matrix_j` of data/architectures.csv has it.
+    clock. The 12 nm of before sm_80 takes more, sm_12x less (`OF_OTHER_JOULES`).
     """
     clock_hz = target.tensor_clock_hz or target.clock_hz
     swing = (clock_hz / JOULES_HZ) ** (1 / power_bend(target, p) - 1)
-    if target.isa in OF_12_NM:
+    if target.isa.startswith(OF_OTHER_JOULES):
         swing *= of_isa("matrix_j", target.isa) / of_isa("matrix_j", "sm_80")
     return p[f"joules {instruction(target)}"] * 1e-12 * (bits / 16) ** p["joules narrow"] * swing
 

@@ -278,3 +278,24 @@ def test_a_target_without_room_for_a_tile_is_refused_in_words():
     assert caught.value.found == "11,263"
     enough = replace(L40S, sm=replace(L40S.sm, smem_bytes_per_block=11_264))
     assert tensor.choose(gemm(64, 64, 64, f16), enough, FACTORS).stages == 1
+
+
+@pytest.mark.parametrize(("name", "lost"), [("rtx5090", 1.0), ("rtx-pro-6000-ws", None)])
+def test_the_last_wave_of_halved_units_takes_as_long_as_any_other(name, lost):
+    lost = lost or FACTORS["tail mma"]
+    target, work = load_target(name), gemm(2048, 2048, 2048, bf16)
+    tiles = replace(chosen(work, target), dims={"b": 1.0, "m": 128.0, "n": 128.0, "k": 64.0})
+    s = Sheet()
+    tensor.seconds(s, work, replace(tiles, split=1.0), target, FACTORS)
+    waves = 256 / target.sms
+    assert s.values["rounds of the busiest SM"] == pytest.approx(waves + lost * (2 - waves))
+
+
+def test_memory_is_read_as_fast_as_its_kind_allows():
+    """LPDDR gives less than GDDR; GDDR7 with error codes as much as without."""
+    work = gemm(1, 16384, 16384, bf16)
+    gb10, pro = load_target("gb10"), load_target("rtx-pro-6000-se")
+    share = 16384**2 * 2 / terms(work, gb10)[0].memory / gb10.dram_bytes_per_s
+    assert share == pytest.approx(0.94 * FACTORS["dram share plain GDDR"], rel=1e-2)
+    share = 16384**2 * 2 / terms(work, pro)[0].memory / pro.dram_bytes_per_s
+    assert share == pytest.approx(FACTORS["dram share plain GDDR"], rel=1e-2)
