@@ -57,8 +57,8 @@ launch_s = "assumed"
 # ---- names
 
 
-def test_73_gpus_and_4_cpus_are_known():
-    assert len(target_names()) == 73 + 4
+def test_96_gpus_and_4_cpus_are_known():
+    assert len(target_names()) == 96 + 4
     assert {"a100-sxm-40gb", "h100-sxm-80gb", "l4", "t4", "mi300x"} <= set(target_names())
 
 
