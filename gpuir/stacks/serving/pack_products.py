@@ -2,37 +2,53 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from itertools import takewhile
 from typing import NamedTuple
 
 from gpuir.ir.build import Builder, prune, rewrite
-from gpuir.ir.graph import Graph, Level, Loc, Node, Value
+from gpuir.ir.graph import Graph, Level, Loc, Node, Op, Value
 from gpuir.ops import tensor as t
 from gpuir.passes.manager import Pass
 
 
+class Step(NamedTuple):
+    """What is done to a product and nothing else: a cast, or a sum or product with `other`."""
+
+    node: Node
+    other: Value | None = None
+
+    @property
+    def kind(self) -> object:
+        return self.node.op.fn if isinstance(self.node.op, t.Map) else self.result.type.dtype
+
+    @property
+    def result(self) -> Value:
+        return self.node.results[0]
+
+
 class WeightProduct(NamedTuple):
-    """A product by a weight of the model."""
+    """A product by a weight of the model, and the steps behind it that go with it."""
 
     node: Node
     weight: Value  # as it is stored
     columns: int  # the axis of its columns there: 0 where it is transposed
-    biased: Node | None = None  # what adds a bias to it, if nothing else reads either
-    bias: Value | None = None
+    steps: tuple[Step, ...] = ()
 
     @property
     def last(self) -> Node:
-        return self.biased or self.node
+        return self.steps[-1].node if self.steps else self.node
 
 
 @dataclass(frozen=True)
 class PackProducts(Pass):
     """Makes one product of those of one input by the weights of one module of the model, which then
-    lie side by side: serving engines load them so, and TensorRT joins them when it builds. Biases
-    too, where all the products have one, which others may read: exporters keep equal ones once.
-    Only weights that products alone read, as they are stored or transposed; those that are unpacked
-    on the way are left as they are.
+    lie side by side: serving engines load them so, and TensorRT joins them when it builds. What is
+    done to each of the products alike goes with them: biases, which others may read too, since
+    exporters keep equal ones once; scales of codes, of which one number for a weight becomes that
+    of the first, as engines that requantise to the largest; casts. Only weights that products alone
+    read, as they are stored or transposed; those that are unpacked on the way are left as they are.
 
     (vLLM: vllm/model_executor/layers/linear.py, QKVParallelLinear and MergedColumnParallelLinear;
     SGLang: sglang/srt/layers/linear.py, the same; TensorRT-LLM: tensorrt_llm/_torch/modules,
@@ -66,8 +82,8 @@ class _Packer:
         self.groups: dict[Value, list[WeightProduct]] = {}
         for group in alike.values():
             if len(group) > 1:
-                if any(p.bias is None for p in group):
-                    group = [p._replace(biased=None, bias=None) for p in group]
+                shared = self.shared(group)
+                group = [p._replace(steps=p.steps[:shared]) for p in group]
                 self.groups |= {p.last.results[0]: group for p in group}
         self.made: dict[str, Value] = {}  # the first of a group → the product of all
 
@@ -80,27 +96,57 @@ class _Packer:
             return None
         maker = self.producers.get(b)
         if maker is None:
-            return WeightProduct(node, b, 1, *self.bias(node)) if b in self.params else None
+            return WeightProduct(node, b, 1, self.steps(node)) if b in self.params else None
         match maker.op:
             case t.Transpose(x, (1, 0)) if x in self.params and self.alone(x):
-                return WeightProduct(node, x, 0, *self.bias(node))
+                return WeightProduct(node, x, 0, self.steps(node))
             case _:
                 return None
 
-    def bias(self, node: Node) -> tuple[Node, Value] | tuple[None, None]:
-        """What adds a bias to a product, and the bias."""
+    def steps(self, node: Node) -> tuple[Step, ...]:
+        """What is done to a product, one after another, as long as nothing else reads it."""
+        found: list[Step] = []
         y = node.results[0]
-        if not self.alone(y) or y in self.outputs:
-            return None, None
-        (reader,) = self.uses[y]
-        match reader.op:
-            case t.Map("add", (x, b)):
-                bias = b if x == y else x
-                if bias in self.params and bias.type.shape == y.type.shape[-1:]:
-                    return reader, bias
-            case _:
-                pass
-        return None, None
+        while self.alone(y) and y not in self.outputs:
+            (reader,) = self.uses[y]
+            match reader.op:
+                case t.Cast():
+                    found.append(Step(reader))
+                case t.Map("add" | "mul", (x, z)) if reader.results[0].type.shape == y.type.shape:
+                    found.append(Step(reader, z if x == y else x))
+                case _:
+                    break
+            y = reader.results[0]
+        return tuple(found)
+
+    def shared(self, group: Sequence[WeightProduct]) -> int:
+        """How many steps can be done to all the products together."""
+        codes = group[0].weight.type.dtype.bits <= 8
+        chains = zip(*(p.steps for p in group), strict=False)
+        alike = (len({s.kind for s in x}) == 1 and self.fits(x, codes) for x in chains)
+        return len(list(takewhile(bool, alike)))
+
+    def fits(self, steps: Sequence[Step], codes: bool) -> bool:
+        """Whether the second operands are one value with a number for each row, or what is stored
+        for each column, or for a whole weight of `codes`."""
+        others = {s.other for s in steps}
+        if len(others) == 1:
+            (other,) = others
+            if other is None or other.type.size == 1 or other.type.shape[-1] == 1:
+                return True
+        own = [(s.other, s.result.type.shape[-1:]) for s in steps if s.other is not None]
+        if len(own) < len(steps) or not all(self.stored(x) for x, _ in own):
+            return False
+        if all(x.type.shape == columns for x, columns in own):
+            return True
+        return codes and all(x.type.size == 1 for x, _ in own)
+
+    def stored(self, v: Value) -> Value | None:
+        """The param that a value is, or has the cells of."""
+        maker = self.producers.get(v)
+        if maker is not None and isinstance(maker.op, t.Reshape):
+            v = maker.op.x
+        return v if v in self.params else None
 
     def alone(self, v: Value) -> bool:
         return len(self.uses.get(v, ())) == 1
@@ -114,7 +160,7 @@ class _Packer:
         first = group[0].last.results[0].name
         if first not in self.made:
             own, b.locs = b.locs, locs_of(group)
-            self.made[first] = one(group, b)
+            self.made[first] = self.one(group, b)
             b.locs = own
         sizes = n.results[0].type.shape
         before = takewhile(lambda p: p.last is not n, group)
@@ -122,20 +168,38 @@ class _Packer:
         starts = (*(0 for _ in sizes[:-1]), start)
         return (b(t.Slice(self.made[first], starts, sizes, (1,) * len(sizes))),)
 
+    def one(self, group: list[WeightProduct], b: Builder) -> Value:
+        """The product of all weights of a group, and what is done to it."""
+        op, columns = group[0].node.op, group[0].columns
+        assert isinstance(op, t.Matmul)
+        weights = b(t.Concat(tuple(p.weight for p in group), columns, in_place=True))
+        weights = b(t.Transpose(weights, (1, 0))) if columns == 0 else weights
+        y = b(t.Matmul(op.a, weights, op.dtype))
+        for steps in zip(*(p.steps for p in group), strict=True):
+            y = b(self.step(steps, y, b))
+        return y
 
-def one(group: list[WeightProduct], b: Builder) -> Value:
-    """The product of all weights of a group, and with all biases."""
-    op, columns = group[0].node.op, group[0].columns
-    assert isinstance(op, t.Matmul)
-    weights = b(t.Concat(tuple(p.weight for p in group), columns, in_place=True))
-    weights = b(t.Transpose(weights, (1, 0))) if columns == 0 else weights
-    y = b(t.Matmul(op.a, weights, op.dtype))
-    biases = tuple(p.bias for p in group if p.bias is not None)
-    return b(t.Map("add", (y, b(t.Concat(biases, 0, in_place=True))))) if biases else y
+    def step(self, steps: Sequence[Step], y: Value, b: Builder) -> Op:
+        first, op = steps[0], steps[0].node.op
+        if isinstance(op, t.Cast) or first.other is None:
+            return replace(op, x=y)
+        assert isinstance(op, t.Map)
+        others = [s.other for s in steps if s.other]
+        if first.other.type.shape != first.result.type.shape[-1:]:
+            return replace(op, args=(y, self.again(first.other, b)))
+        joined = t.Concat(tuple(self.again(x, b) for x in others), 0, in_place=True)
+        return replace(op, args=(y, b(joined)))
+
+    def again(self, v: Value, b: Builder) -> Value:
+        """A value that may be made further behind only."""
+        maker = self.producers.get(v)
+        if maker is None or not isinstance(maker.op, t.Reshape) or maker.op.x not in self.params:
+            return v
+        return b(maker.op)
 
 
 def locs_of(group: list[WeightProduct]) -> tuple[Loc, ...]:
-    nodes = [n for p in group for n in (p.node, p.biased) if n is not None]
+    nodes = [n for p in group for n in (p.node, *(s.node for s in p.steps))]
     return tuple(dict.fromkeys(loc for n in nodes for loc in n.locs))
 
 
