@@ -14,8 +14,8 @@ from gpuir.stacks.serving.pack_products import around
 @dataclass(frozen=True)
 class ShareScales(Pass):
     """Divides an input of several layers of one module, queries, keys and values or a gate and what
-    it gates, by the scale of the first of them: then it is quantised once, and their products can be
-    one. Engines take the largest of the scales that a file has.
+    it gates, by the scale of the first of them: then it is quantised once, and their products can
+    be one. Engines take the largest of the scales that a file has.
 
     (vLLM: vllm/model_executor/layers/quantization/modelopt.py, ModelOptFp8LinearMethod,
     process_weights_after_loading; SGLang: the same in sglang/srt/layers/quantization; TensorRT-LLM:
