@@ -468,6 +468,8 @@ ADAM = TORCH | {"train": True, "optimizer": "adamw"}
 differ("load", ADAM, fused=True, clip=1.0, accumulate=True)
 differ("load", TORCH | {"autocast": "f16"}, fast_norms=True)
 differ("load", TORCH, fp16=True)
+differ("load", TORCH, int8=True)
+differ("load", TORCH, fp8=True)
 differ("load", TORCH | {"train": True}, weights="bf16", recipe="megatron-bf16")
 differ("load", ADAM | {"autodiff": "gpuir", "profile": "eager"}, tf32=True)
 case(

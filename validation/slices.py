@@ -1,9 +1,4 @@
-"""Models on MIG slices and on whole GPUs: what they take, and how slices share a board's power.
-
-An engine in 8 bits is predicted from the kernels of the one in f16: operands of products and of
-convolutions are 8 bits wide and multiply at the rate of i8 (or f8), and what moves bytes moves half
-as many. Attention stays in f16.
-"""
+"""Models on MIG slices and on whole GPUs: what they take, and how slices share a board's power."""
 
 from __future__ import annotations
 
@@ -15,25 +10,18 @@ from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 from typing import Any
 
-from gpuir.cost.batch import costs_of
 from gpuir.cost.nest import board_watts
-from gpuir.cost.power import bend, drawn
-from gpuir.cost.reading import work_of
-from gpuir.cost.tile import predict
-from gpuir.cost.work import Work
-from gpuir.ir.graph import Graph, Node
-from gpuir.ir.notes import Tile
-from gpuir.ir.types import DTYPES
-from gpuir.ops import kernel as k
+from gpuir.cost.power import bend
+from gpuir.ir.graph import Graph
 from gpuir.plan.mig.workloads import DoesNotFit, ServingSetting, SharedSlice, Workload
 from gpuir.report.answer import Answer
 from gpuir.run.analysis import run_alone
 from gpuir.simulate.sharing import Load, Mode, SharedResources, Tenant, simulate, speeds
 from gpuir.targets.load import load_target
-from gpuir.targets.target import Target
 from validation import commands, zoo
 from validation.commands import Analysis
 
+NARROW = {"i8": "int8", "f8e4m3": "fp8"}  # the option of each dtype of 8 bits
 UNLIMITED_W = 10_000  # no board's: the clock stays up
 
 
@@ -55,14 +43,6 @@ class Job:
     channels_last: bool = False
 
 
-@dataclass(frozen=True)
-class Launch:
-    """A kernel: its work, and its seconds with its launch."""
-
-    work: Work
-    time_s: float
-
-
 # ---------------------------------------------------------------------------- programs
 
 
@@ -70,7 +50,7 @@ def program(job: Job) -> Graph:
     """What runs, not lowered. The optimizer of a step is assumed: AdamW, or SGD for nets of
     convolutions."""
     stack = job.stack if job.train else ""
-    return _program(replace(job, stack=stack, tf32=None, narrow=""))
+    return _program(replace(job, stack=stack, tf32=None))
 
 
 @lru_cache(8)  # as many as tables compare
@@ -96,6 +76,7 @@ def asked(job: Job, target: str) -> Analysis:
     if job.train:
         options |= {"train": True, "optimizer": model.optimizer}
     options |= {"autocast": job.autocast} if job.autocast else {}
+    options |= {NARROW[job.narrow]: True} if job.narrow else {}
     name = f"validation.zoo:{zoo.function_of(job.model, job.train)}"
     if model.reads_text:
         config = zoo.config_of(job.model)
@@ -114,39 +95,6 @@ def answered(job: Job, target: str) -> Answer:
     return asked(job, target).answer(program(job))
 
 
-@lru_cache(1)
-def launches(job: Job, target: str) -> tuple[Launch, ...]:
-    """The kernels of a run of an engine on a target, in order."""
-    on = load_target(target)
-    nodes = (n for n in answered(job, target).graph.nodes if n.cost and _runs(n))
-    return tuple(_launch(n, on, job.narrow) for n in nodes)
-
-
-def _runs(node: Node) -> bool:
-    return isinstance(node.op, k.KernelOp) and not isinstance(node.op, k.View)
-
-
-def _launch(node: Node, target: Target, narrow: str) -> Launch:
-    assert isinstance(node.op, k.KernelOp) and node.cost is not None
-    work = work_of(node.op)
-    if not narrow or isinstance(node.op, k.Attention):
-        return Launch(work, node.cost.time_s)
-    if isinstance(node.op, k.Gemm | k.Conv):
-        work = narrowed(work, DTYPES[narrow])
-        return Launch(work, float(predict(work, target).time_s[0]))
-    work = narrowed(work)
-    (cost,) = costs_of([(work, node.tile or Tile(()))], target)
-    return Launch(work, cost.time_s)
-
-
-def narrowed(work: Work, dtype: Any = None) -> Work:
-    """A work of f16 with all it moves half as wide, in `dtype` if it computes in that."""
-    operands = tuple(
-        replace(o, cell_bytes=o.cell_bytes / 2, nbytes=o.nbytes / 2) for o in work.operands
-    )
-    return replace(work, operands=operands, dtype=dtype or work.dtype)
-
-
 # ---------------------------------------------------------------------------- one job
 
 
@@ -157,8 +105,9 @@ def alone(job: Job, target: str) -> Answer:
     found = run_alone(answered(job, target)).numbers
     if job.stack != "tensorrt":
         return found
-    time_s = sum(x.time_s for x in launches(job, target))
-    return replace(found, latency_s=time_s, needs=replace(found.alone, busy_s=time_s))
+    return replace(
+        found, latency_s=found.device_s, needs=replace(found.alone, busy_s=found.device_s)
+    )
 
 
 def seconds(job: Job, target: str) -> float:
@@ -167,8 +116,6 @@ def seconds(job: Job, target: str) -> float:
 
 def given(job: Job, target: str) -> tuple[str, str]:
     """The call that gives `seconds`; or nothing, and why."""
-    if job.narrow:
-        return "", "operands of 8 bits: no profile has them, this exam makes those of f16 narrower"
     part = "device_s" if job.stack == "tensorrt" else "latency_s"
     return f"{asked(job, target).call}.{part}", ""
 
@@ -182,10 +129,7 @@ def fits(job: Job, target: str) -> bool:
 @cache
 def wanted_w(job: Job, target: str) -> float:
     """Watts that a job draws on a slice at the full clock."""
-    free = f"{target}+tdp_w={UNLIMITED_W}"
-    if job.stack != "tensorrt":
-        return alone(job, free).alone.watts
-    return drawn(((x.work, x.time_s) for x in launches(job, free)), load_target(target))
+    return alone(job, f"{target}+tdp_w={UNLIMITED_W}").alone.watts
 
 
 def beside(job: Job, target: str, others: Sequence[float]) -> float:

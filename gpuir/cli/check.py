@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 RATE_S = 0.02  # to measure a rate of a CPU that no file describes
 OF_TRAINING = "train recipe autodiff loss optimizer fused clip accumulate checkpoint"
-OF_DTYPES = "autocast fast_norms fp16 weights"
+OF_DTYPES = "autocast fast_norms fp16 int8 fp8 weights"
 RUNS = ("eager", "compiled", "ort")  # profiles, by what they begin with, that can be run here
 
 

@@ -255,6 +255,11 @@ class LoadingOptions:
     fp16: bool = option(
         "Run an f32 model in half precision, its inputs and outputs in f32: as `trtexec --fp16`."
     )
+    int8: bool = option(
+        "With --fp16, convolutions and products with weights on integers of 8 bits, as a quantiser "
+        "writes them: as `trtexec --int8 --fp16`."
+    )
+    fp8: bool = option("The same in floats of 8 bits (e4m3).")
     weights: str | None = option(
         "Keep weights in f32, f16 or bf16, and cast them where they are read."
     )

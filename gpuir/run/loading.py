@@ -73,7 +73,8 @@ class LoadOptions(TypedDict, total=False):
     `autocast` is mixed precision in a dtype (`f16`, `bf16`), as torch.autocast has it for CUDA, of
     a run or a training step; with `fast_norms` layer and group norms are in that dtype too.
     `weights` are kept in a dtype of their own (`f32`, `f16`, `bf16`), and cast where they are read.
-    `fp16` runs an f32 model in f16, but for its inputs and outputs, as `trtexec --fp16` does.
+    `fp16` runs an f32 model in f16, but for its inputs and outputs, as `trtexec --fp16` does; with
+    `int8` or `fp8` convolutions and products with weights are on 8 bits (pass `quantise`).
     `recipe` is how a framework trains (`megatron-bf16`; `specs/recipes`): the profile and the
     options of a step that are not given."""
 
@@ -105,6 +106,8 @@ class LoadOptions(TypedDict, total=False):
     autocast: str | None
     fast_norms: bool
     fp16: bool
+    int8: bool
+    fp8: bool
     weights: str | None
     recipe: str | PathLike[str] | None
     checkpoint: str | None
@@ -121,7 +124,7 @@ TAKES = {  # which options each kind of model has a use for
     "expert_skew converters strict channels_last",
 }
 # Options of a step that a run may have too.
-UNTRAINED = ("train", "autocast", "fast_norms", "fp16", "weights")
+UNTRAINED = ("train", "autocast", "fast_norms", "fp16", "int8", "fp8", "weights")
 LOG = logging.getLogger("gpuir.run.loading")
 LOSS_SCALE = 65536.0  # torch.amp.GradScaler's first, which f16 alone needs
 
@@ -216,6 +219,8 @@ class _TrainingStep:
     autocast: str | None = None
     fast_norms: bool = False
     fp16: bool = False
+    int8: bool = False
+    fp8: bool = False
     checkpoint: str | None = None
     weights: str | None = None
     convert: str = ""
@@ -246,6 +251,13 @@ class _TrainingStep:
                 "fp16 is for inference, and not with autocast",
                 fix="--autocast f16 in place of --fp16",
             )
+        if made.narrow and (made.train or made.autocast or made.weights):
+            raise UsageError(
+                "int8 and fp8 are for inference, and not with autocast or weights",
+                fix="--int8 --fp16 without them",
+            )
+        if made.int8 and made.fp8:
+            raise UsageError("int8 and fp8 exclude each other", fix="choose one of them")
         if made.clip and not made.optimizer:
             raise UsageError("clip needs an optimizer", fix="add --optimizer adamw")
         return made
@@ -275,7 +287,7 @@ class _TrainingStep:
         tf32: bool | None = None,
     ) -> Graph:
         """The graph with what is asked for and not in it yet."""
-        if not (self.train or self.autocast or self.weights or self.fp16):
+        if not (self.train or self.autocast or self.weights or self.fp16 or self.narrow):
             return graph
         from gpuir.stacks.table import pipeline
 
@@ -298,10 +310,16 @@ class _TrainingStep:
         return replace(made, assumed=(*made.assumed, note))
 
     @property
+    def narrow(self) -> str:
+        """What products with weights run on, if that has 8 bits."""
+        return "i8" if self.int8 else "f8e4m3" if self.fp8 else ""
+
+    @property
     def stored(self) -> list[str]:
         """The passes that change what the model and its weights are in."""
         found = [_pass("convert", dtype=self.convert)] if self.convert else []
         found += [_pass("convert", dtype="f16", edges=True)] if self.fp16 else []
+        found += [_pass("quantise", dtype=self.narrow)] if self.narrow else []
         return [*found, _pass("keep", dtype=self.weights)] if self.weights else found
 
     @property
@@ -484,7 +502,18 @@ WORDS: Mapping[str, Rule] = {
         )
     },
     **dict.fromkeys(
-        ("strict", "mask", "channels_last", "train", "fused", "accumulate", "fast_norms", "fp16"),
+        (
+            "strict",
+            "mask",
+            "channels_last",
+            "train",
+            "fused",
+            "accumulate",
+            "fast_norms",
+            "fp16",
+            "int8",
+            "fp8",
+        ),
         (_is_switch, "True or False", "True"),
     ),
     "past": (_is_count, "a whole number", "4096"),
