@@ -26,7 +26,7 @@ from gpuir.cost.nest import Tiles, runs_on_tensor
 from gpuir.cost.products import as_product, is_product
 from gpuir.cost.sheet import Number, Sheet
 from gpuir.cost.steps import STREAMS
-from gpuir.cost.work import Work
+from gpuir.cost.work import ODD_CHANNELS, Work
 from gpuir.ir.errors import TargetError, nearest
 from gpuir.ir.types import f32
 from gpuir.targets.target import Target
@@ -81,6 +81,8 @@ def family_of(work: Work, target: Target) -> Family:
             return attention.FAMILY
         case "k.gemm" if target.vendor == "AMD" and work.rate_dtype == f32:
             return tensile.FAMILY
+        case "k.conv" if ODD_CHANNELS in work.form and target.dram.kind.startswith("HBM"):
+            return conv.FAMILY  # cuDNN's choice, on A100 and H100 (KernelBench, level 1: 55 to 80)
         case "k.gemm" | "k.conv" if runs_on_tensor(work, target):
             return tensor.FAMILY
         case "k.conv":

@@ -25,6 +25,7 @@ from gpuir.cost.sheet import Number
 from gpuir.cost.sized import attended, by_library, contracted, pointwise, shape_of
 from gpuir.cost.work import (
     BY_CELL,
+    ODD_CHANNELS,
     SECTOR_BYTES,
     CellByCell,
     Channels,
@@ -441,7 +442,13 @@ def _conv_form(op: k.Conv) -> str:
     conv = op.product
     depthwise = conv.groups > 1 and conv.groups == conv.result_types[0].shape[1]
     transposed = isinstance(conv, t.ConvTranspose)
-    words = ("depthwise" if depthwise else "", "transposed" if transposed else "")
+    odd = op.math is not None and op.library == "cudnn" and op.factors[0].type.shape[1] % 4
+    few = odd and not transposed and conv.groups == 1 and len(conv.strides) == 2
+    words = (
+        "depthwise" if depthwise else "",
+        "transposed" if transposed else "",
+        ODD_CHANNELS if few else "",
+    )
     return " ".join(filter(None, words))
 
 

@@ -22,6 +22,7 @@ from gpuir.targets.target import Pipe
 Staging = Literal["staged", "held", "streamed", "kept", "written"]
 
 BY_CELL = "of odd rows"  # what `Work.form` says of products whose loads are a cell each
+ODD_CHANNELS = "of odd channels"  # and of convolutions of images whose channels fill no load of 4
 
 SECTOR_BYTES = 32  # the least a cache fetches: CUDA C++ Best Practices Guide, coalesced access
 
