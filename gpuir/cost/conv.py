@@ -43,11 +43,15 @@ FEW_CHANNELS = 8.0
 # kernels assumed, with operands in registers for several outputs; of ATen's counted in
 # cuda/DepthwiseConv2d.cu, of windows that its compiler knows (1, 3 x 3) and others: bounds, an
 # offset, two loads, two conversions, a multiply-add, and a loop. The gradient of images finds its
-# output by division, that of weights its place in the image for each cell.
+# output by division, that of weights its place in the image for each cell. What each result takes
+# besides, to find its place by three divisions and wait for its first loads, is read off published
+# times: between what A100 and V100 say (convnets.csv, EfficientNet in f32), 200 and less than 50,
+# and 200 of H100 and 350 of RTX A6000 (KernelBench, level 1, problem 84).
 CUDNN_SLOTS = 5.0
 ATEN_SLOTS = (9.0, 15.0)
 ATEN_GRADIENT_SLOTS = 2.0
 ATEN_WEIGHT_SLOTS = 35.0
+ATEN_PLACE_SLOTS = 150.0
 
 FACTORS = table("factors/conv", Factor)
 
@@ -177,15 +181,17 @@ def _direct(x: FormulaInputs) -> ConvWay:
             each, cells = each + ATEN_GRADIENT_SLOTS, cells * window.stride**2
     cells = s.put("direct: cells of windows", cells)
     each = s.put("direct: instructions for each", each, "", "cost.conv")
+    places = 0.0 * cells
+    if window.library == "aten" and not weights:
+        places = s.put("direct: results", cells / window.taps)
+    done = s.put("direct: lane instructions", cells * each + places * ATEN_PLACE_SLOTS)
     issued = slots(target) * target.sms * target.clock_hz * p["compute share"]
-    compute = cells * each / issued
+    compute = done / issued
     compute = s.put("direct: instructions", compute, "s")
     share = p["dram share"] if weights else p["direct dram share"]
     memory = work.nbytes / (target.dram_bytes_per_s * share)
     memory = s.put("direct: memory", memory, "s")
-    return ConvWay(
-        compute, memory, p["start"] + 0.0 * compute, work.nbytes + 0.0 * compute, cells * each
-    )
+    return ConvWay(compute, memory, p["start"] + 0.0 * compute, work.nbytes + 0.0 * compute, done)
 
 
 def _fused(x: FormulaInputs, rate: Number) -> ConvWay:

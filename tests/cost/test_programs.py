@@ -44,6 +44,23 @@ def test_convolutions_over_three_axes(target: str, measured_s: float):
     assert found.device_s == pytest.approx(measured_s, rel=0.35)
 
 
+@pytest.mark.parametrize(
+    ("target", "measured_s"),
+    [("a100-sxm-80gb", 0.43e-3), ("h100-sxm-80gb", 0.238e-3), ("l40s", 0.467e-3)],
+)
+def test_convolutions_of_three_channels(target: str, measured_s: float):
+    """cuDNN multiplies them on the lanes of A100 and H100, though TF32 is allowed."""
+    found = answer(nn.Conv2d(3, 64, 3, bias=False), target, (16, 3, 256, 256))
+    assert found.device_s == pytest.approx(measured_s, rel=0.2)
+
+
+@pytest.mark.parametrize(("target", "measured_s"), [("h100-sxm-80gb", 10.1e-3), ("l40s", 13.4e-3)])
+def test_depthwise_convolutions_find_each_place_by_division(target: str, measured_s: float):
+    module = nn.Conv2d(128, 128, 3, groups=128, bias=False)
+    found = answer(module, target, (64, 128, 256, 512))
+    assert found.device_s == pytest.approx(measured_s, rel=0.25)
+
+
 def test_a_stride_and_a_dilation_multiply_zeros():
     """A transposed convolution with strides of 5 and gaps in its window has 25 times the products;
     with either alone cuDNN skips them."""
