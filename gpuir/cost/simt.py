@@ -39,11 +39,13 @@ STEP = 8.0  # of k a step: the depth in sgemm_128x128x8, and of maxwell, volta a
 # of more rows takes no longer.
 SLACK = 0.25
 FEW_ROWS = 16.0
-# How much longer than the fastest a library's own kernel takes where no names were read. With each
-# architecture of the table left out in turn, and the kernels of another, the layers of A100, T4 and
-# V100 are 4 to 7 % slower than the fastest kernel, those of P100 and P4 18 to 23 %; torch.mm of
-# squares on later boards is 2 % slower (docs/validation/kernels.md, tile choice).
-UNREAD = 1.04
+# How much longer than the fastest a library's own kernel takes where no names were read: many tiles
+# of the result, and more the fewer there are, up to some for each SM. With each architecture of the
+# table left out in turn, and the kernels of another, the layers of A100, T4 and V100 are 4 to 7 %
+# slower than the fastest kernel, 1 to 6 of more tiles than SMs, 6 to 16 of less than half as many
+# (docs/validation/kernels.md, tile choice).
+UNREAD, UNREAD_FEW, UNREAD_TILES = 0.025, 0.1, 0.4
+UNREAD_SIDE = 128.0  # rows and columns of the tiles counted here: of the largest kernels
 # The share of the highest clock below which the voltage falls no more: V100, T4 (`voltage_floor` in
 # data/architectures.csv); an RTX 3090 from 1350 MHz down (noonghunna/club-3090, power limits).
 VOLTAGE_FLOOR = 0.7
@@ -88,12 +90,20 @@ def seconds(s: Sheet, work: Work, tiles: Tiles, target: Target, p: Mapping[str, 
     join_s = xp.where(tiles.split > 1.0, join_s, 0.0)
     latency_s = s.put("compute and memory at once", longer * slower * (both - 1.0), "s") + join_s
     if target.vendor == "NVIDIA" and target.isa not in known_gpus("gemm"):
-        single = xp.where(cut.extents[0] > 1.0, 1.0, UNREAD)
-        unread = xp.where(cut.extents[1] > FEW_ROWS, single, 1.0)
-        s.put("the library's choice", unread, "", "over the fastest kernel: cost.simt.UNREAD")
+        unread = _unread(x, cut)
         compute_s, memory_s = compute_s * unread, memory_s * unread
         latency_s = latency_s * unread
     return Terms(compute_s, memory_s, latency_s, work.products / peak)
+
+
+def _unread(x: FormulaInputs, cut: CutProduct) -> Number:
+    """How much longer the kernel takes that the library would choose, where no names were read, of
+    one product with more than a few rows."""
+    s, xp, (b, m, n, _) = x.s, x.s.xp, cut.extents
+    tiles = xp.ceil(m / UNREAD_SIDE) * xp.ceil(n / UNREAD_SIDE) / float(x.target.sms)
+    more = 1.0 + UNREAD + UNREAD_FEW * xp.exp(-tiles / UNREAD_TILES)
+    more = xp.where(b > 1.0, 1.0, xp.where(m > FEW_ROWS, more, 1.0))
+    return s.put("the library's choice", more, "", "over the fastest kernel: cost.simt.UNREAD")
 
 
 def _cut(x: FormulaInputs) -> CutProduct:

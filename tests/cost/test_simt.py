@@ -240,17 +240,18 @@ def test_few_rows_take_no_longer_than_more(name: str):
 
 
 def test_where_no_names_were_read_the_library_misses_the_fastest_kernel():
-    """By `UNREAD`, of one product with more than a few rows; batches have one kernel."""
+    """Of one product with more than a few rows, the more the fewer tiles it has."""
     h100 = load_target("h100-sxm-80gb")
     for work, target, over in (
-        (gemm(1024, 1024, 1024, f32), h100, simt.UNREAD),
+        (gemm(8192, 8192, 1024, f32), h100, 1.025),
+        (gemm(1024, 1024, 1024, f32), h100, 1.025 + 0.1 * np.exp(-64 / 132 / 0.4)),
         (gemm(8, 1024, 1024, f32), h100, 1.0),
         (gemm(1024, 1024, 1024, f32, b=4), h100, 1.0),
         (gemm(1024, 1024, 1024, f32), MI100, None),
         (gemm(1024, 1024, 1024, f32), A100, None),
     ):
         _, values = terms(work, target)
-        assert values.get("the library's choice") == over
+        assert values.get("the library's choice") == (over and pytest.approx(over, rel=1e-3))
 
 
 def test_the_clock_falls_with_the_power_and_below_the_voltage_s_floor_with_all_of_it():
