@@ -56,12 +56,13 @@ def difference(metric: str, old: float, new: float) -> str:
 
 
 def uncertainty(d: Diff) -> str:
-    """What the change of latency is beside the error of the predictions."""
-    if d.old.values["latency"] == d.new.values["latency"] or d.overlap is None:
+    """How sure it is that the change is one, beside the error of the predictions."""
+    old, new = d.old.values["latency"], d.new.values["latency"]
+    if old == new or d.slower is None:
         return ""
+    word, share = ("slower", d.slower) if new > old else ("faster", 1 - d.slower)
     ends = [between(run.interval_s) for run in (d.old, d.new)]
-    verdict = "within the error" if d.overlap else "beyond the error"
-    return f"{verdict}: {ends[0]}, then {ends[1]} in 80 % of cases"
+    return f"{word} in {percent(share, 1.0)} of cases: {ends[0]}, then {ends[1]} (80 %)"
 
 
 def kept(check: BudgetCheck) -> str:
@@ -135,7 +136,7 @@ def _changes(d: Diff, top: int) -> Iterator[Part]:
     names = {name: name for name in METRICS} | {"opaque": "opaque nodes"}
     yield _sides("", [(names[x], x, d.old.values[x], d.new.values[x]) for x in METRICS])
     if text := uncertainty(d):
-        yield Notes([("", f"The change of latency is {text}.")], 0)
+        yield Notes([("", f"The new run is {text}.")], 0)
     kinds = sorted(d.kinds, key=lambda x: (-abs(x[2] - x[1]), x[0]))
     if times := [(name, "latency", a, b) for name, a, b in kinds if a or b]:
         yield _sides("kernels", times, 3)
@@ -204,7 +205,7 @@ def _record(d: Diff, checks: Sequence[BudgetCheck]) -> dict[str, Any]:
     side = "model target profile batch interval_s nodes"
     return record(
         d,
-        "overlap notes",
+        "slower notes",
         old=record(d.old, side),
         new=record(d.new, side),
         metrics={n: {"old": d.old.values[n], "new": d.new.values[n]} for n in METRICS},

@@ -122,6 +122,7 @@ def _overview(s: SweepAnswers) -> Iterator[Part]:
             size(f"best {dim}", "best"),
             best("latency", "s", "latency_s"),
             best(f"{unit(s)}/s", "1/s", "items_per_s"),
+            Column("slower", "%", value=s.slower, drop=3),
             *([best("per million", "usd", "usd_per_million")] if s.prices else []),
             size("no fit from", "unfit", 3 * (not one)),
             size("device-bound from", "busy", 2),
@@ -137,6 +138,12 @@ def _overview(s: SweepAnswers) -> Iterator[Part]:
 def _verdict(s: SweepAnswers) -> Iterator[tuple[str, str]]:
     if (p := s.fastest) is not None:
         yield "fastest", f"{_where(s, p)}: {rate(p.items_per_s)} {unit(s)}/s"
+        odds = [(x, share) for x in s.series if (share := s.slower(x)) is not None]
+        if odds and len(s.series) <= DETAILED:
+            others = (f"{_where(s, x.best)} in {percent(share)}" for x, share in odds if x.best)
+            yield "slower", f"{', '.join(others)} of cases"
+        elif odds:
+            yield "slower", "share of cases in which it is slower than the fastest"
     if (p := s.cheapest) is not None and p.usd_per_million is not None:
         text = f"{_where(s, p)}: {usd(p.usd_per_million)} per million {unit(s)}"
         if s.apart:
@@ -212,7 +219,7 @@ def _fields(s: SweepAnswers) -> dict[str, Any]:
         "model": s.model,
         "axes": [{"dim": name, "values": values} for name, values in s.axes],
         "points": _points(s),
-        "series": [_series_record(x) for x in s.series],
+        "series": [_series_record(s, x) for x in s.series],
         "fastest": one(s.fastest),
         "cheapest": one(s.cheapest),
         "to_fit": s.to_fit,
@@ -225,7 +232,7 @@ def _fields(s: SweepAnswers) -> dict[str, Any]:
     }
 
 
-def _series_record(x: SizeSeries) -> dict[str, Any]:
+def _series_record(s: SweepAnswers, x: SizeSeries) -> dict[str, Any]:
     def size(p: Answer | None) -> int | None:
         return None if p is None else x.size(p)
 
@@ -234,6 +241,7 @@ def _series_record(x: SizeSeries) -> dict[str, Any]:
         "target profile",
         others=dict(x.others),
         best=size(x.best),
+        slower=s.slower(x),
         no_fit_from=size(x.unfit),
         device_bound_from=size(x.busy),
         cliffs=[{"from": size(a), "to": size(b), "lost": x.lost(a, b)} for a, b in x.cliffs],

@@ -20,6 +20,7 @@ from gpuir.passes.annotate import cost_graph, costing
 from gpuir.passes.tile import tile_graph
 from gpuir.plan.space.points import ProgramPoints, answers, at
 from gpuir.report.answer import Answer, Device, Dims, answer_of, check_runs
+from gpuir.report.order import slower_share
 from gpuir.simulate.fitting import ToFit
 from gpuir.simulate.memory import memory
 from gpuir.targets.prices import Price, prices_together
@@ -126,6 +127,13 @@ class SweepAnswers:
         """The most items a second of all."""
         best = [s.best for s in self.series if s.best]
         return max(best, key=lambda p: p.items_per_s, default=None)
+
+    def slower(self, series: SizeSeries) -> float | None:
+        """In what share of cases the best size of a series is slower than the fastest of all; None
+        of that one, and of a series without a best size or an interval."""
+        if series.best is None or self.fastest is None or series.best is self.fastest:
+            return None
+        return slower_share(series.best, self.fastest)
 
     @cached_property
     def apart(self) -> tuple[tuple[str, Price], ...]:

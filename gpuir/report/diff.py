@@ -11,6 +11,7 @@ from typing import Literal
 
 from gpuir.ir.errors import UsageError, nearest
 from gpuir.ir.phases import PHASES
+from gpuir.report.order import share_of_cases, spread
 from gpuir.report.saved import METRICS, SavedKernel, SavedRun
 
 SAME = 1e-9  # relative: closer numbers are one
@@ -205,10 +206,18 @@ class Diff:
         return [(name, a.get(name, 0.0), b.get(name, 0.0)) for name in dict.fromkeys((*a, *b))]
 
     @property
-    def overlap(self) -> bool | None:
-        """Whether the intervals of the latencies have something in common; None without them."""
+    def slower(self) -> float | None:
+        """In what share of cases the new run takes longer; None without intervals. Kernels of one
+        GPU that are as they were are wrong alike in both, so that only the rest is uncertain."""
         a, b = self.old.interval_s, self.new.interval_s
-        return None if a is None or b is None else a[0] <= b[1] and b[0] <= a[1]
+        if a is None or b is None or not (a[0] and b[0]):
+            return None
+        old, new = self.old.values["latency"], self.new.values["latency"]
+        alike = self.old.target == self.new.target
+        same_s = sum(g.new_s for g in self.groups if g.status == "same") if alike else 0.0
+        ends = ((old, a), (new, b))
+        errors = (max(time_s - same_s, 0.0) * spread(interval) for time_s, interval in ends)
+        return share_of_cases(new - old, math.hypot(*errors))
 
     @property
     def notes(self) -> tuple[str, ...]:

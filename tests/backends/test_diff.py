@@ -161,13 +161,20 @@ def test_fusion_is_seen_in_launches_and_kernels():
 
 def test_the_error_of_the_predictions_is_beside_the_change():
     old, new = summary(), summary()
-    assert diff(old, summary(target="l4")).overlap is not None
+    assert diff(old, summary(target="l4")).slower is not None
     (a,), (b,) = saved(old), saved(new)
     far = replace(b, interval_s=(1.0, 2.0), values={**b.values, "latency": 1.5})
     (d,) = compare([a], [far])
-    assert d.overlap is False and "is beyond the error: " in written("text", [d], [], 120)
-    near = replace(far, interval_s=(0.0, 2.0))
-    assert "is within the error: " in written("markdown", compare([a], [near]))
+    assert d.slower == 1 and "is slower in 100 % of cases: " in written("text", [d], [], 120)
+    near = replace(
+        b, interval_s=a.interval_s, values={**b.values, "latency": 1.001 * a.values["latency"]}
+    )
+    (d,) = compare([a], [near])
+    assert d.slower == 1, "every kernel is as it was"
+    others = tuple(replace(x, tile="of another tile") for x in near.kernels)
+    (d,) = compare([a], [replace(near, kernels=others)])
+    assert 0.5 < (d.slower or 0) < 0.6
+    assert "is slower in 5" in written("markdown", [d])
 
 
 def test_runs_are_matched_by_name():
