@@ -165,12 +165,14 @@ def test_the_error_of_the_predictions_is_beside_the_change():
     (a,), (b,) = saved(old), saved(new)
     far = replace(b, interval_s=(1.0, 2.0), values={**b.values, "latency": 1.5})
     (d,) = compare([a], [far])
-    assert d.slower == 1 and "is slower in 100 % of cases: " in written("text", [d], [], 120)
+    assert (d.slower or 0) > 0.99 and "is slower in 100 % of cases: " in written(
+        "text", [d], [], 120
+    )
     near = replace(
         b, interval_s=a.interval_s, values={**b.values, "latency": 1.001 * a.values["latency"]}
     )
     (d,) = compare([a], [near])
-    assert d.slower == 1, "every kernel is as it was"
+    assert (d.slower or 0) > 0.99, "every kernel is as it was"
     others = tuple(replace(x, tile="of another tile") for x in near.kernels)
     (d,) = compare([a], [replace(near, kernels=others)])
     assert 0.5 < (d.slower or 0) < 0.6

@@ -13,7 +13,7 @@ from gpuir.ops import tensor as t
 from gpuir.passes.manager import Pass
 
 
-class Step(NamedTuple):
+class EpilogueStep(NamedTuple):
     """What is done to a product and nothing else: a cast, or a sum or product with `other`."""
 
     node: Node
@@ -34,7 +34,7 @@ class WeightProduct(NamedTuple):
     node: Node
     weight: Value  # as it is stored
     columns: int  # the axis of its columns there: 0 where it is transposed
-    steps: tuple[Step, ...] = ()
+    steps: tuple[EpilogueStep, ...] = ()
 
     @property
     def last(self) -> Node:
@@ -103,17 +103,17 @@ class _Packer:
             case _:
                 return None
 
-    def steps(self, node: Node) -> tuple[Step, ...]:
+    def steps(self, node: Node) -> tuple[EpilogueStep, ...]:
         """What is done to a product, one after another, as long as nothing else reads it."""
-        found: list[Step] = []
+        found: list[EpilogueStep] = []
         y = node.results[0]
         while self.alone(y) and y not in self.outputs:
             (reader,) = self.uses[y]
             match reader.op:
                 case t.Cast():
-                    found.append(Step(reader))
+                    found.append(EpilogueStep(reader))
                 case t.Map("add" | "mul", (x, z)) if reader.results[0].type.shape == y.type.shape:
-                    found.append(Step(reader, z if x == y else x))
+                    found.append(EpilogueStep(reader, z if x == y else x))
                 case _:
                     break
             y = reader.results[0]
@@ -126,7 +126,7 @@ class _Packer:
         alike = (len({s.kind for s in x}) == 1 and self.fits(x, codes) for x in chains)
         return len(list(takewhile(bool, alike)))
 
-    def fits(self, steps: Sequence[Step], codes: bool) -> bool:
+    def fits(self, steps: Sequence[EpilogueStep], codes: bool) -> bool:
         """Whether the second operands are one value with a number for each row, or what is stored
         for each column, or for a whole weight of `codes`."""
         others = {s.other for s in steps}
@@ -179,7 +179,7 @@ class _Packer:
             y = b(self.step(steps, y, b))
         return y
 
-    def step(self, steps: Sequence[Step], y: Value, b: Builder) -> Op:
+    def step(self, steps: Sequence[EpilogueStep], y: Value, b: Builder) -> Op:
         first, op = steps[0], steps[0].node.op
         if isinstance(op, t.Cast) or first.other is None:
             return replace(op, x=y)
