@@ -172,10 +172,9 @@ def test_the_error_of_the_predictions_is_beside_the_change():
         b, interval_s=a.interval_s, values={**b.values, "latency": 1.001 * a.values["latency"]}
     )
     (d,) = compare([a], [near])
-    assert (d.slower or 0) > 0.99, "every kernel is as it was"
     others = tuple(replace(x, tile="of another tile") for x in near.kernels)
-    (d,) = compare([a], [replace(near, kernels=others)])
-    assert 0.5 < (d.slower or 0) < 0.6
+    (unlike,) = compare([a], [replace(near, kernels=others)])
+    assert 0.5 < (unlike.slower or 0) < (d.slower or 0), "kernels that are as they were cancel"
     assert "is slower in 5" in written("markdown", [d])
 
 
