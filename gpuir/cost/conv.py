@@ -160,6 +160,7 @@ def _implicit(x: FormulaInputs, rate: Number) -> ConvWay:
     s, work, tiles, target, p = x
     b, m, n, k = (work.extents[d] for d in "bmnk")
     tm, tn = tiles.along("m", work, s), tiles.along("n", work, s)
+    k = k / work.detail_as(ConvShape).zeros
     count = s.put("blocks", b * s.xp.ceil(m / tm) * s.xp.ceil(n / tn))
     compute = _gemm(x, "implicit gemm", count, _products(x, rate, tm, tn, k))
     memory = work.nbytes / (target.dram_bytes_per_s * p["dram share"])

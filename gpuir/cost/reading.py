@@ -455,24 +455,50 @@ def _conv_form(op: k.Conv) -> str:
 # How many times as long convolutions over three axes take in cuDNN as its kernels of two would, in
 # f32 and TF32, one group and several: five of KernelBench's programs on seven GPUs, T4 to H100,
 # medians of 2.7 to 3.8 by program, and one program of four groups.
-VOLUME_TIMES, VOLUME_GROUPS_TIMES = 3.0, 6.5
+VOLUME_TIMES, VOLUME_GROUPS_TIMES, NARROW_TIMES = 3.0, 6.5, 1.6
+NARROW = 16  # filters
+# And of the gradient form over two: 1.2 to 1.8 on seven GPUs in six versions of four programs.
+# With zeros among what it multiplies 1.1 to 5.3, in two programs.
+GRADIENT_TIMES, ZEROS_TIMES = 1.5, 2.3
 
 
 def _by_cudnn(op: k.Conv, work: Work) -> Work:
-    """What cuDNN makes of a convolution that its fast kernels do not take. A transposed one with a
-    stride and a dilation multiplies each cell of the result by the whole window, zeros too (those
-    that skip them are of windows without gaps: cutlass, conv2d_dgrad, StrideSupport::kStrided)."""
+    """What cuDNN makes of a convolution that its fast kernels do not take as it stands. Of the
+    gradient form each cell of the result sums the cells that reach it, one in so many of its window
+    as there are strides. With a stride and a dilation matrix units multiply the whole window, zeros
+    too (those that skip them are of windows without gaps: cutlass, conv2d_dgrad,
+    StrideSupport::kStrided)."""
     conv = op.product
     if op.library != "cudnn" or op.compute_dtype != f32:
         return work
+    times = 1.0
+    if isinstance(conv, t.ConvTranspose):
+        work = _summed_by_result(conv, work)
+        times = GRADIENT_TIMES if prod(conv.w.type.shape[2:]) > 1 else 1.0
+        times = times if _skips_zeros(conv) else ZEROS_TIMES
     if len(conv.strides) > 2:
         times = VOLUME_GROUPS_TIMES if conv.groups > 1 else VOLUME_TIMES
-        return replace(work, times=times, own_bytes=work.nbytes)
-    zeros = prod(conv.strides) if isinstance(conv, t.ConvTranspose) else 1
-    if zeros == 1 or max(conv.dilations) == 1:
-        return work
-    dims = tuple((d, n * zeros if d == "m" else n) for d, n in work.dims)
-    return replace(work, dims=dims, products=work.products * zeros)
+        if conv.groups == 1 and dict(work.dims)["n"] <= NARROW:
+            times = NARROW_TIMES
+    return work if times == 1 else replace(work, times=times, own_bytes=work.nbytes)
+
+
+def _skips_zeros(conv: t.ConvTranspose) -> bool:
+    return prod(conv.strides) == 1 or max(conv.dilations) == 1 or len(conv.strides) > 2
+
+
+def _summed_by_result(conv: t.ConvTranspose, work: Work) -> Work:
+    (y,) = conv.result_types
+    taps, strides = prod(conv.w.type.shape[2:]), prod(conv.strides)
+    zeros = 1 if _skips_zeros(conv) else strides
+    dims = {
+        **dict(work.dims),
+        "m": real(y.shape[0] * prod(y.shape[2:])),
+        "n": real(y.shape[1] // conv.groups),
+        "k": conv.x.type.shape[1] / conv.groups * taps * zeros / strides,
+    }
+    shape = replace(work.detail_as(ConvShape), zeros=float(zeros))
+    return replace(work, dims=tuple(dims.items()), products=work.products * zeros, detail=shape)
 
 
 def _window(op: k.Conv) -> ConvShape:

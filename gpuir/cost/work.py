@@ -53,13 +53,15 @@ class Detail:
 @dataclass(frozen=True)
 class ConvShape(Detail):
     """Of a convolution: cells of an image and of the window, and the largest of its extents,
-    strides and dilations; whose kernel it is."""
+    strides and dilations; whose kernel it is; how many times as many products as it needs matrix
+    units do, with zeros."""
 
     cells: Number
     taps: Number
     widest: Number
     stride: Number
     dilation: Number
+    zeros: Number = 1.0
     transposed: bool = False
     library: str = ""
 

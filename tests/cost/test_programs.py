@@ -86,6 +86,19 @@ def test_a_loss_is_a_map_and_a_mean(loss: str):
     assert {x.name for x in compiled} == {"k.reduce"}
 
 
+@pytest.mark.parametrize(
+    ("target", "measured_s"),
+    [("h100-sxm-80gb", 2.84e-3), ("l40s", 10.1e-3), ("rtx-a6000", 14.9e-3)],
+)
+def test_transposed_convolutions_sum_by_result(target: str, measured_s: float):
+    """A product as deep as channels times window, not one of 64 channels alone."""
+    module = nn.ConvTranspose2d(64, 128, (3, 5), bias=False)
+    found = answer(module, target, (64, 64, 128, 256))
+    assert found.device_s == pytest.approx(measured_s, rel=0.2)
+    (conv,) = [x for x in kernels(found) if x.name == "k.conv"]
+    assert dict(work_of(conv).dims)["k"] == 64 * 15
+
+
 def test_pools_over_three_axes():
     module, shape = nn.AvgPool3d(3, stride=2, padding=1), (16, 32, 64, 64, 64)
     for target, measured_s in (("a100-sxm-80gb", 1.04e-3), ("t4", 3.96e-3)):
