@@ -45,9 +45,9 @@ LEAST_STEPS = 4  # assumed: of each of those blocks
 NEWTON = 5  # steps to the clock that power feeds, which is then right to the last digits
 LEAST_S = 1e-12  # of it, and of what it needs: of kernels without products
 JOULES_HZ = 1.41e9  # the clock that factors `joules` are of: A100's (NVIDIA A100 whitepaper)
-# Architectures with mma that take other joules for a flop than A100 and L40S at the same clock:
-# `matrix_j` of data/architectures.csv has what, over sm_80's.
-OF_OTHER_JOULES = ("sm_70", "sm_75", "sm_12")
+# Architectures with mma, or what is most like it, that take other joules for a flop than A100 and
+# L40S at the same clock: `matrix_j` of data/architectures.csv has what, over sm_80's.
+OF_OTHER_JOULES = ("sm_70", "sm_75", "sm_12", "gfx94", "gfx950")
 CLUSTER_READS = 0.75  # assumed: blocks in pairs, one operand of two read once for both
 
 # Copies of a layer, each with its own weights, that take turns in the measurements (README of the
@@ -304,7 +304,8 @@ def flop_joules(target: Target, p: Mapping[str, Number], bits: int) -> Number:
     Voltage rises with the clock: where power goes as the clock to the power of 1 / bend, joules go
     as the clock to one less (Dennard and others, IEEE JSSC 9(5), 1974: energy as the voltage
     squared). By the instruction: A100 (7 nm) and L40S (4 nm), both with mma, differ by 8 % at one
-    clock. The 12 nm of before sm_80 takes more, sm_12x less (`OF_OTHER_JOULES`).
+    clock. The 12 nm of before sm_80 takes more, sm_12x and AMD's since MI300X less
+    (`OF_OTHER_JOULES`).
     """
     clock_hz = target.tensor_clock_hz or target.clock_hz
     swing = (clock_hz / JOULES_HZ) ** (1 / power_bend(target, p) - 1)
