@@ -9,6 +9,7 @@ from gpuir.ir.graph import Graph, Loc, Node
 
 Phase = Literal["backward", "recomputed", "optimizer"]
 PHASES: tuple[Phase, ...] = ("backward", "recomputed", "optimizer")
+WITHIN = "::"  # before the name of what a model's operator calls: `m:distance::sub`
 SUM = "sum"  # the part `beside` an operator that adds its gradient to that of another reader
 
 
@@ -17,15 +18,23 @@ def in_phase(locs: tuple[Loc, ...], phase: Phase) -> tuple[Loc, ...]:
     return tuple(f"{loc}/{phase}" for loc in locs)
 
 
-def beside(locs: tuple[Loc, ...], part: str) -> tuple[Loc, ...]:
+def beside(locs: tuple[Loc, ...], part: str, mark: str = ".") -> tuple[Loc, ...]:
     """Where a launch is that an operator makes besides: `m:h/softmax/backward` →
     `m:h/softmax.product/backward`."""
 
     def named(loc: Loc) -> Loc:
         head, slash, last = loc.rpartition("/")
-        return f"{head}.{part}{slash}{last}" if last in PHASES else f"{loc}.{part}"
+        inside = f"{head}{mark}{part}{slash}{last}"
+        return inside if last in PHASES else f"{loc}{mark}{part}"
 
     return tuple(map(named, locs))
+
+
+def called_from(loc: Loc) -> Loc:
+    """The model's operator that a launch is a part of: its own, or that which calls it."""
+    caller, mark, rest = loc.partition(WITHIN)
+    _, slash, phase = rest.partition("/")
+    return f"{caller}{slash}{phase}" if mark else loc
 
 
 def phase_of(node: Node) -> Phase | None:

@@ -8,7 +8,7 @@ from itertools import groupby
 
 from gpuir.ir.errors import UsageError
 from gpuir.ir.graph import Graph, Loc, Node, Value
-from gpuir.ir.phases import phase_of
+from gpuir.ir.phases import called_from, phase_of
 from gpuir.ops import kernel as k
 from gpuir.ops import tensor as t
 from gpuir.simulate.spans import HOST
@@ -176,7 +176,7 @@ class _Nodes:
             return
         yield Launch(
             here,
-            node.locs[0] if node.locs else "",
+            called_from(node.locs[0]) if node.locs else "",
             kernel,
             kind=op.name.removeprefix("k."),
             waits=on_host or (isinstance(op, k.Routine) and _sizes_itself(op)),

@@ -10,6 +10,7 @@ import pytest
 
 import gpuir
 from gpuir.cost.reading import work_of
+from gpuir.ir.phases import called_from
 from gpuir.ops import kernel as k
 
 torch = pytest.importorskip("torch")
@@ -77,11 +78,12 @@ def test_a_stride_and_a_dilation_multiply_zeros():
     assert products(stride=5, dilation=2) == 25 * plain
 
 
-@pytest.mark.parametrize("loss", ["mse_loss", "smooth_l1_loss", "l1_loss"])
-def test_a_loss_is_a_map_and_a_mean(loss: str):
+@pytest.mark.parametrize(("loss", "maps"), [("mse_loss", 1), ("smooth_l1_loss", 1), ("l1_loss", 2)])
+def test_a_loss_is_a_map_and_a_mean(loss: str, maps: int):
+    """ATen's l1_loss calls a difference and its size (native/Loss.cpp)."""
     module = Called(getattr(nn.functional, loss))
     names = [x.name for x in kernels(answer(module, "a100", (512, 512), (512, 512)))]
-    assert names == ["k.map", "k.reduce"]
+    assert names == ["k.map"] * maps + ["k.reduce"]
     compiled = kernels(answer(module, "a100", (512, 512), (512, 512), profile="compiled"))
     assert {x.name for x in compiled} == {"k.reduce"}
 
@@ -97,6 +99,20 @@ def test_transposed_convolutions_sum_by_result(target: str, measured_s: float):
     assert found.device_s == pytest.approx(measured_s, rel=0.2)
     (conv,) = [x for x in kernels(found) if x.name == "k.conv"]
     assert dict(work_of(conv).dims)["k"] == 64 * 15
+
+
+def test_operators_that_call_others_launch_what_they_call():
+    """A distance is a difference, a sum and a norm, one after another: one op to the host."""
+    shape = (32768, 8192)
+    found = answer(nn.TripletMarginLoss(), "h100-sxm-80gb", shape, shape, shape)
+    names = [n.locs[0].partition("::")[2] for n in found.graph.nodes if n.results[0].type.rank == 2]
+    assert names == ["sub", "add", "sub_1", "add_1"]
+    assert found.device_s == pytest.approx(4.27e-3, rel=0.1)
+    assert called_from("m:loss::sub/backward") == "m:loss/backward"
+    one = answer(Called(nn.functional.kl_div), "a100", (512, 512), (512, 512))
+    assert [x.name for x in kernels(one)] == ["k.map", "k.map", "k.map", "k.reduce"]
+    few = answer(nn.TripletMarginLoss(), "h100-sxm-80gb", (8, 64), (8, 64), (8, 64))
+    assert few.latency_s < 0.5 * len(kernels(few)) * 18e-6
 
 
 def test_pools_over_three_axes():

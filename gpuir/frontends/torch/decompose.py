@@ -28,6 +28,14 @@ def _table() -> Mapping[Any, Any]:
     }
 
 
+def is_composite(target: torch._ops.OpOverload) -> bool:
+    """Whether ATen computes an operator by calling others, on every device: on the CPU too, which
+    stands for all that have kernels."""
+    has_kernel, keys = torch._C._dispatch_has_kernel_for_dispatch_key, torch._C.DispatchKey
+    name = target.name()
+    return has_kernel(name, keys.CompositeImplicitAutograd) and not has_kernel(name, keys.CPU)
+
+
 def is_mutable(target: Any) -> bool:
     """Whether a call of it writes to an operand: some decompositions do."""
     return isinstance(target, torch._ops.OpOverload) and target._schema.is_mutable
@@ -129,7 +137,9 @@ def _trace(
 
     try:
         with torch.no_grad():
-            module = make_fx(call, decomposition_table=dict(_table()))(*metas)
+            # what ATen calls, each of which may be decomposed in turn
+            rules = {} if is_composite(target) else dict(_table())
+            module = make_fx(call, decomposition_table=rules)(*metas)
             if any(is_mutable(n.target) for n in module.graph.nodes):
                 module = make_fx(torch.func.functionalize(module))(*metas)
     except Exception:  # whatever a decomposition stumbles over: then there is none

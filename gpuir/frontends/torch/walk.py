@@ -14,7 +14,7 @@ from torch import fx
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from gpuir.frontends.emit import Emitter, settings
-from gpuir.frontends.torch.decompose import decomposed
+from gpuir.frontends.torch.decompose import decomposed, is_composite
 from gpuir.frontends.torch.dims import Dims
 from gpuir.frontends.torch.flex import FLEX
 from gpuir.frontends.torch.higher import HIGHER, arithmetic
@@ -25,6 +25,7 @@ from gpuir.frontends.torch.subclasses import QuantisedCall
 from gpuir.frontends.torch.table import CONVERTERS
 from gpuir.ir.errors import GpuirError, ModelError, nearest
 from gpuir.ir.graph import Loc, Value
+from gpuir.ir.phases import WITHIN, beside
 from gpuir.ir.types import TensorType
 from gpuir.ops import tensor as t
 
@@ -63,10 +64,13 @@ class TorchWalk:
     parts: Collection[fx.Node] = frozenset()
     params: dict[str, Value] = field(default_factory=dict[str, Value])
     depth: int = 0
+    caller: tuple[Loc, ...] = ()  # where the call is that is decomposed
+    composite: bool = False  # and whether it calls other operators in ATen, too
 
     def inside(self, emit: Emitter) -> TorchWalk:
         """The walk over a graph inside this one."""
-        return replace(self, emit=emit, depth=self.depth + 1)
+        at = self.caller or (self.dims.at,)
+        return replace(self, emit=emit, depth=self.depth + 1, caller=at)
 
     def run(self, module: fx.GraphModule, given: Sequence[Any]) -> tuple[Any, ...]:
         """What the graph gives for these placeholders: values, numbers, None."""
@@ -133,7 +137,7 @@ class TorchWalk:
         target = node.target
         if self.depth == 0:
             self.dims.at = self.loc(launched(node))
-        self.emit.builder.locs = (self.dims.at + self.apart(target),)
+        self.emit.builder.locs = self.apart(node, target)
         try:
             if target is operator.getitem:
                 return item(*args)
@@ -146,13 +150,18 @@ class TorchWalk:
             error.where = error.where or self.loc(node)
             raise
 
-    def apart(self, target: Any) -> str:
-        """What follows the location of a reduction within what is decomposed: ATen has no kernel of
-        its own for that, and reduces what another launch wrote."""
-        if self.depth == 0 or not isinstance(target, torch._ops.OpOverload):
-            return ""
+    def apart(self, node: fx.Node, target: Any) -> tuple[Loc, ...]:
+        """Where a call is. Within what is decomposed some are launches of their own: each call of
+        an operator that is a function of others in ATen itself; a reduction of any other, for which
+        ATen has no kernel, and which reduces what another launch wrote."""
+        if self.depth == 0:
+            return (self.dims.at,)
+        if not isinstance(target, torch._ops.OpOverload):
+            return self.caller
+        if self.composite:
+            return beside(self.caller, node.name, WITHIN)
         packet = target._schema.name.removeprefix("aten::")
-        return f".{packet}" if packet in REDUCTIONS else ""
+        return beside(self.caller, packet) if packet in REDUCTIONS else self.caller
 
     def number(self, node: fx.Node, args: Any, kwargs: Any) -> Any:
         """Arithmetic on sizes."""
@@ -269,11 +278,13 @@ class TorchWalk:
         simpler = decomposed(target, call.args, call.fakes) if self.depth < DEEPEST else None
         start = len(self.emit.builder.nodes)
         if simpler is not None:
-            self.depth += 1
+            outside = self.depth, self.caller, self.composite
+            self.depth, self.caller = self.depth + 1, self.emit.builder.locs
+            self.composite = is_composite(target)
             try:
                 found = self.run(simpler, tensors(call.args.values()))
             finally:
-                self.depth -= 1
+                self.depth, self.caller, self.composite = outside
             return self.named(node, start, found, isinstance(value, torch.Tensor))
         return self.opaque_call(node, packet, call, value)
 
