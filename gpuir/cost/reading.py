@@ -443,7 +443,8 @@ def _conv_form(op: k.Conv) -> str:
     depthwise = conv.groups > 1 and conv.groups == conv.result_types[0].shape[1]
     transposed = isinstance(conv, t.ConvTranspose)
     odd = op.math is not None and op.library == "cudnn" and op.factors[0].type.shape[1] % 4
-    few = odd and not transposed and conv.groups == 1 and len(conv.strides) == 2
+    rows = not op.factors[0].type.is_channels_last  # its kernels of channels innermost are TF32's
+    few = odd and rows and not transposed and conv.groups == 1 and len(conv.strides) == 2
     words = (
         "depthwise" if depthwise else "",
         "transposed" if transposed else "",
