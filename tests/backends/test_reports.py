@@ -317,7 +317,7 @@ def test_a_host_that_launches_nothing():
         'graph @v { in %x: f32[2] %y: f32[2, 1] = t.reshape(%x, [2, 1]) at "m:R" out %y }'
     )
     text = BACKENDS["text"]([gpuir.analyze(g, "a100-pcie", profile="eager")], Terminal(80))
-    assert "latency    16.00 us" in text
+    assert "latency    8.000 us" in text
     assert "bound" not in text
 
 

@@ -566,7 +566,7 @@ def small_nets(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     from validation import slices, zoo
 
     def forget() -> None:
-        for kept in (slices._program, slices.answered, slices.launches, slices.alone):
+        for kept in (slices._program, slices.answered, slices.alone):
             kept.cache_clear()
 
     for name in (name for name in zoo.MODELS if name.startswith("resnet")):

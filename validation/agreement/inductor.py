@@ -35,6 +35,7 @@ from torch.utils._pytree import tree_map
 
 from gpuir.frontends.torch.load import functional, load
 from gpuir.ir.graph import Graph, Op
+from gpuir.ir.phases import called_from
 from gpuir.ops import kernel as k
 from gpuir.ops import tensor as t
 from gpuir.stacks.table import pipeline
@@ -534,7 +535,7 @@ def is_still(op: Op) -> bool:
 
 
 def last_word(loc: str) -> str:
-    return loc.rpartition(":")[2].rpartition("/")[2]
+    return called_from(loc).rpartition(":")[2].rpartition("/")[2]
 
 
 def gpuir_kernels(graph: Graph, passes: str) -> list[Kernel]:
