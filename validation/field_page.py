@@ -66,8 +66,9 @@ its time. This one is of {date}, by the predictor `{predictor}`.
   not in the prediction.
 - Of models that share a GPU, the measured time of one alone is taken, times how much slower gpuir
   says sharing makes it.
-- A command gains an option where the page of its source says more than the command, by one rule for
-  all rows of a source: {gained}.
+- A command gains an option where its source, the page or the program behind it, says more than the
+  command, by one rule for all rows of a source:
+{gained}
 - Most are one number without a spread. Few pages state the host, the clocks or all versions of the
   software. A part of each error is theirs.
 
@@ -111,7 +112,7 @@ def _parts(exam: FieldExam) -> Iterator[str]:
         sources=len({r.source for r in rows}),
         gpus=len({r.gpu for r in rows}),
         stacks=len({r.software for r in rows}),
-        gained="; ".join(f"`{x.options}` for {x.source}, because {x.why}" for x in every_gained()),
+        gained="\n".join(f"  - `{x.options}`, {x.source}: {x.why}" for x in every_gained()),
     )
     yield from ("## Together", "")
     yield MAIN.format(engines=", ".join(e for e in ENGINES if any(r.software == e for r in rows)))
