@@ -169,13 +169,14 @@ def _of_device(profile: Profile, target: Target) -> GpuirError | None:
 def _of_dtypes(used: Collection[str], profile: Profile, target: Target) -> GpuirError | None:
     for dtype, least in map(str.split, profile.dtypes):
         if dtype in used and _is_below(target, least):
+            half = "use f16 instead (--dtype f16, or --pipeline 'convert{dtype=f16}')"
+            codes = "use 8-bit integers instead (--int8 for --fp8), or a model without this type"
             return UsageError(
                 f"{profile.title} does not run {dtype} on this GPU",
                 where=target.name,
                 expected=f"{least} or newer",
                 found=target.isa,
-                fix="use f16 instead (--dtype f16, or --pipeline "
-                "'convert{dtype=f16}'), or another --profile",
+                fix=f"{codes if dtype.startswith('f8') else half}, or another --profile",
             )
     return None
 
