@@ -43,7 +43,7 @@ class Convert(Pass):
             raise UsageError(f"pass 'convert': {self.dtype!r} is not supported", fix=fix)
 
     def run(self, g: Graph) -> Graph:
-        _check_inference(g, self.name, "autocast{dtype=" + self.dtype + "}")
+        check_inference(g, self.name, "autocast{dtype=" + self.dtype + "}")
         return converted(g, f16 if self.dtype == "f16" else bf16, self.edges)
 
 
@@ -138,7 +138,7 @@ class Keep(Pass):
             raise UsageError(f"pass 'keep': {self.dtype!r} is not supported", fix=fix)
 
     def run(self, g: Graph) -> Graph:
-        _check_inference(g, self.name, "put this pass before autodiff")
+        check_inference(g, self.name, "put this pass before autodiff")
         kept = KEPT[self.dtype]
         weights = {
             v: Value(v.name, v.type.with_dtype(kept))
@@ -165,24 +165,31 @@ class Pack(Pass):
     takes = gives = Level.graph
 
     def run(self, g: Graph) -> Graph:
-        _check_inference(g, self.name, "remove this pass")
-        packed = {v.name for v in _packable(g)}
+        check_inference(g, self.name, "remove this pass")
+        packed = {v.name for v in read_by_products(g) if is_packable(v.type)}
         return _Retyped(lambda x: x, lambda value: value, packed).graph(g)
 
 
-def _check_inference(g: Graph, name: str, fix: str) -> None:
+def check_inference(g: Graph, name: str, fix: str) -> None:
     if is_training(g):
         raise UsageError(f"{name}: @{g.name} already has a backward pass", fix=fix)
 
 
-def _packable(g: Graph) -> list[Value]:
-    """Weights that products alone read, as right operands, transposed or not."""
+def is_packable(type: TensorType) -> bool:
+    return type.rank == 2 and type.size >= LEAST_WEIGHT
+
+
+def read_by_products(g: Graph, convolutions: bool = False) -> list[Value]:
+    """Weights that products alone read, and convolutions if they are asked for, as right operands,
+    transposed or not."""
     uses = g.uses()
 
     def is_right(v: Value, node: Node) -> bool:
         match node.op:
             case t.Matmul(a=a, b=b):
                 return b == v and a != v
+            case t.Conv(x=x, w=w) if convolutions:
+                return w == v and x != v
             case t.Transpose():
                 (result,) = node.results
                 inner = uses.get(result, [])
@@ -194,9 +201,7 @@ def _packable(g: Graph) -> list[Value]:
     return [
         v
         for v in g.params
-        if v.type.dtype in (f16, bf16, f32)
-        and v.type.rank == 2
-        and v.type.size >= LEAST_WEIGHT
+        if v.type.dtype in KEPT.values()
         and v not in outputs
         and uses.get(v)
         and all(is_right(v, n) for n in uses[v])

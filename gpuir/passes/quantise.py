@@ -6,10 +6,11 @@ from dataclasses import dataclass, replace
 
 from gpuir.ir.build import begin
 from gpuir.ir.errors import UsageError, nearest
-from gpuir.ir.graph import Graph, Level, Node, Value
-from gpuir.ir.phases import beside, is_training
-from gpuir.ir.types import DType, f8e4m3, i8
+from gpuir.ir.graph import Graph, Level, Value
+from gpuir.ir.phases import beside
+from gpuir.ir.types import f8e4m3, i8
 from gpuir.ops import tensor as t
+from gpuir.passes.convert import check_inference, read_by_products
 from gpuir.passes.manager import Pass
 
 CODES = {"i8": (i8, 127.0), "f8e4m3": (f8e4m3, 448.0)}  # and the largest number of each
@@ -39,10 +40,10 @@ class Quantise(Pass):
             raise UsageError(f"pass 'quantise': {self.dtype!r} is not supported", fix=fix)
 
     def run(self, g: Graph) -> Graph:
-        if is_training(g):
-            raise UsageError(f"quantise: @{g.name} has a backward pass", fix="remove this pass")
+        check_inference(g, self.name, "remove this pass")
         code, most = CODES[self.dtype]
-        weights = {v: Value(v.name, v.type.with_dtype(code)) for v in _weights(g)}
+        stored = read_by_products(g, convolutions=True)
+        weights = {v: Value(v.name, v.type.with_dtype(code)) for v in stored}
         b = begin(replace(g, params=tuple(weights.get(v, v) for v in g.params)), g.level)
         b.reserve(v.name for n in g.nodes for v in n.results)
         data = _data(g, set(weights))
@@ -70,41 +71,8 @@ class Quantise(Pass):
                     b.locs = node.locs
             read = {v: new[v] for v in node.op.operands if v in new}
             b.put(replace(node, op=node.op.substitute(read)) if read else node)
-            for v in set(node.results) & data:
-                new[v] = dequantised(quantised(v), v)
+            new.update((v, dequantised(quantised(v), v)) for v in node.results if v in data)
         return b.finish(g.outputs, g.over)
-
-
-def _is_float(dtype: DType) -> bool:
-    return dtype.is_float and dtype.bits in (16, 32)
-
-
-def _weights(g: Graph) -> list[Value]:
-    """Weights that only convolutions and products read, as right operands, transposed or not."""
-    uses, outputs = g.uses(), set(g.outputs)
-
-    def is_right(v: Value, node: Node) -> bool:
-        match node.op:
-            case t.Conv(x=x, w=w):
-                return w == v and x != v
-            case t.Matmul(a=a, b=b):
-                return b == v and a != v
-            case t.Transpose():
-                (result,) = node.results
-                inner = uses.get(result, [])
-                return bool(inner) and all(is_right(result, n) for n in inner)
-            case _:
-                return False
-
-    return [
-        v
-        for v in g.params
-        if _is_float(v.type.dtype)
-        and v.type.rank >= 2
-        and v not in outputs
-        and uses.get(v)
-        and all(is_right(v, n) for n in uses[v])
-    ]
 
 
 def _data(g: Graph, weights: set[Value]) -> set[Value]:
