@@ -37,6 +37,12 @@ def called_from(loc: Loc) -> Loc:
     return f"{caller}{slash}{phase}" if mark else loc
 
 
+def operator_of(loc: Loc) -> str:
+    """The name of the model's operator that a launch is a part of: `m:layer/distance::sub` →
+    `distance`."""
+    return called_from(loc).rpartition(":")[2].rpartition("/")[2]
+
+
 def phase_of(node: Node) -> Phase | None:
     """The phase of a node; None is the forward pass. What a compiler computes once more within a
     backward launch has locations of both: it is backward."""

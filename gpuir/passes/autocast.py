@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from gpuir.ir.build import begin, within
 from gpuir.ir.errors import UsageError, nearest
 from gpuir.ir.graph import Graph, Level, Loc, Node, Op, Value
-from gpuir.ir.phases import beside, called_from, is_training
+from gpuir.ir.phases import beside, is_training, operator_of
 from gpuir.ir.types import DType, bf16, f16, f32, f64
 from gpuir.ops import tensor as t
 from gpuir.passes.convert import converted
@@ -224,8 +224,7 @@ def is_power(op: Op, locs: Sequence[Loc]) -> bool:
     runs in f32, and not a square within a variance."""
     match op:
         case t.Map("mul", (x, y)) if x == y:
-            names = (called_from(loc).rpartition(":")[2].rpartition("/")[2] for loc in locs)
-            return any(name.startswith(("pow", "square")) for name in names)
+            return any(operator_of(loc).startswith(("pow", "square")) for loc in locs)
         case _:
             return False
 

@@ -35,7 +35,7 @@ from torch.utils._pytree import tree_map
 
 from gpuir.frontends.torch.load import functional, load
 from gpuir.ir.graph import Graph, Op
-from gpuir.ir.phases import called_from
+from gpuir.ir.phases import operator_of
 from gpuir.ops import kernel as k
 from gpuir.ops import tensor as t
 from gpuir.stacks.table import pipeline
@@ -534,10 +534,6 @@ def is_still(op: Op) -> bool:
     return isinstance(op, t.Layout | t.Ordered | t.Cast | t.Constant | t.Iota)
 
 
-def last_word(loc: str) -> str:
-    return called_from(loc).rpartition(":")[2].rpartition("/")[2]
-
-
 def gpuir_kernels(graph: Graph, passes: str) -> list[Kernel]:
     """The launches of a graph under the passes of a profile."""
     made = pipeline(passes).run(graph)
@@ -550,7 +546,7 @@ def gpuir_kernels(graph: Graph, passes: str) -> list[Kernel]:
             kind = "extern"
         parts = node.op.body.nodes if isinstance(node.op, k.BodyKernel) else (node,)
         locs = [loc for n in parts if not is_still(n.op) for loc in n.locs]
-        kernels.append(Kernel(kind, frozenset(map(last_word, locs))))
+        kernels.append(Kernel(kind, frozenset(map(operator_of, locs))))
     return kernels
 
 
