@@ -153,8 +153,8 @@ def ratio(row: Row, rows: Iterable[Row]) -> Case:
         one = replace(job, batch=int(several[1]) if several else 1)
         slower = slices.seconds(one, target) / slices.seconds(one, gpu)
         op = f"latency, {f'queries of {one.batch}' if several else 'one query'}"
-        call = _over(slices.given(one, target), slices.given(one, gpu))
-        return Case(row, op, target, "of the GPU's", row.value / whole, slower, given=call)
+        call = f"{slices.given(one, target)} / {slices.given(one, gpu)}"
+        return Case(row, op, target, "of the GPU's", row.value / whole, slower, given=(call, ""))
     if not metric.startswith("throughput"):
         raise NotScored(f"metric {row.metric}: not predicted")
     together = mig_rows.active(row)
@@ -169,20 +169,14 @@ def ratio(row: Row, rows: Iterable[Row]) -> Case:
         others, op = slices.others_w(job.model, target, count - 1), "one instance, others busy"
     share = slices.seconds(job, gpu) / slices.beside(job, target, others)
     of = 1 / row.n_gpus if mig_rows.is_aggregate(row) and row.n_gpus else count
-    call = _over(slices.given(job, gpu), slices.given(job, target))
-    call = (f"{count} * {call[0]}" if call[0] else "", call[1])
-    call = ("", BESIDE) if others else call
+    call = f"{count} * {slices.given(job, gpu)} / {slices.given(job, target)}"
+    given = ("", BESIDE) if others else (call, "")
     measured = of * row.value / whole
-    return Case(row, op, target, "of the GPU's", measured, count * share, given=call)
+    return Case(row, op, target, "of the GPU's", measured, count * share, given=given)
 
 
 BESIDE = "its neighbours draw power too: no command has instances beside it that want so many watts"
 SHARED = "jobs that share, simulated run by run: `gpuir mig plan` chooses how they share"
-
-
-def _over(a: tuple[str, str], b: tuple[str, str]) -> tuple[str, str]:
-    """The call of a ratio; or nothing, and why."""
-    return ("", a[1] or b[1]) if a[1] or b[1] else (f"{a[0]} / {b[0]}", "")
 
 
 def whole_gpu(row: Row, gpu: str, rows: Iterable[Row]) -> float | None:
@@ -288,7 +282,7 @@ def absolute(row: Row) -> Case | Fit:
     else:
         time_s = slices.beside(job, target, neighbours(row, job, target))
         is_alone = time_s == slices.seconds(job, target)
-        given = slices.given(job, target) if is_alone else ("", BESIDE)
+        given = (slices.given(job, target), "") if is_alone else ("", BESIDE)
     if row.series in NODES:
         images_s = job.batch * mig_rows.jobs_of_node(row) / NODES[row.series]
         time_s = max(time_s, images_s)

@@ -114,10 +114,10 @@ def seconds(job: Job, target: str) -> float:
     return alone(job, target).latency_s
 
 
-def given(job: Job, target: str) -> tuple[str, str]:
-    """The call that gives `seconds`; or nothing, and why."""
+def given(job: Job, target: str) -> str:
+    """The call that gives `seconds`."""
     part = "device_s" if job.stack == "tensorrt" else "latency_s"
-    return f"{asked(job, target).call}.{part}", ""
+    return f"{asked(job, target).call}.{part}"
 
 
 @cache
