@@ -192,10 +192,9 @@ class _Packer:
 
     def again(self, v: Value, b: Builder) -> Value:
         """A value that may be made further behind only."""
-        maker = self.producers.get(v)
-        if maker is None or not isinstance(maker.op, t.Reshape) or maker.op.x not in self.params:
+        if v in self.params or not self.stored(v):
             return v
-        return b(maker.op)
+        return b(self.producers[v].op)
 
 
 def locs_of(group: list[WeightProduct]) -> tuple[Loc, ...]:
