@@ -60,9 +60,9 @@ def uncertainty(d: Diff) -> str:
     old, new = d.old.values["latency"], d.new.values["latency"]
     if old == new or d.slower is None:
         return ""
-    word, share = ("slower", d.slower) if new > old else ("faster", 1 - d.slower)
+    word, odds = ("slower", d.slower) if new > old else ("faster", 1 - d.slower)
     ends = [between(run.interval_s) for run in (d.old, d.new)]
-    return f"{word} in {percent(share, 1.0)} of cases: {ends[0]}, then {ends[1]} (80 %)"
+    return f"{word} in {percent(odds)} of cases: {ends[0]}, then {ends[1]} (80 %)"
 
 
 def kept(check: BudgetCheck) -> str:

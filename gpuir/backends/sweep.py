@@ -138,9 +138,9 @@ def _overview(s: SweepAnswers) -> Iterator[Part]:
 def _verdict(s: SweepAnswers) -> Iterator[tuple[str, str]]:
     if (p := s.fastest) is not None:
         yield "fastest", f"{_where(s, p)}: {rate(p.items_per_s)} {unit(s)}/s"
-        odds = [(x, share) for x in s.series if (share := s.slower(x)) is not None]
+        odds = [(x.best, p) for x in s.series if x.best and (p := s.slower(x)) is not None]
         if odds and len(s.series) <= DETAILED:
-            others = (f"{_where(s, x.best)} in {percent(share)}" for x, share in odds if x.best)
+            others = (f"{_where(s, best)} in {percent(p)}" for best, p in odds)
             yield "slower", f"{', '.join(others)} of cases"
         elif odds:
             yield "slower", "share of cases in which it is slower than the fastest"

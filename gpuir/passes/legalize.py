@@ -44,10 +44,10 @@ class Legalize(Pass):
     memory as operands do, and what wants rows packed copies them first. A transpose that alone
     reads a product's result is written by that kernel in its own order, unless `absorb` is false:
     then it is a copy, as where each operator of a program is run by itself, and no product is
-    padded, as compilers do. Neither is done where
-    a product by one matrix, of all rows of a batch, would come apart into small ones. With
-    `strides` false operators give each other packed tensors, as in onnxruntime: reshapes alone are
-    views, and transposes of the last two axes that products read.
+    padded, as compilers do. Neither is done where a product by one matrix, of all rows of a batch,
+    would come apart into small ones. With `strides` false operators give each other packed tensors,
+    as in onnxruntime: reshapes alone are views, and transposes of the last two axes that products
+    read.
     A copy that transposes goes by tiles, unless `tiled` is false: then it and maps of operands that
     lie differently, or broadcast, find one cell after another by strides, as PyTorch's elementwise
     kernels do (aten/src/ATen/native/cuda/CUDALoops.cuh, launch_legacy_kernel).
@@ -156,10 +156,10 @@ class _Legalizer:
         ops = [n.op for n in body.nodes]
         if any(o.contraction for o in ops):
             kernel = contraction(op)
+            # libraries' attention puts tokens before heads by itself
             if not self.options.absorb and not isinstance(
                 kernel, k.Attention | k.AttentionGradient
             ):
-                # libraries' attention puts tokens before heads by itself
                 odd = isinstance(kernel, k.Gemm) and kernel.has_odd_rows
                 return replace(kernel, by_cell=True) if odd else kernel
             orders = tuple(map(self.written_order, node.results))
